@@ -5,7 +5,7 @@
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2, and table 1.
 
 use burn::tensor::Device;
-use layers::{Activations, Computation, Kernels};
+use layers::backend::{Activations, Computation, Kernels};
 use std::fmt;
 
 use crate::{ModelError, ResNet, init::Rule, init::WeightInit};

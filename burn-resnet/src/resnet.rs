@@ -9,9 +9,9 @@ use std::mem;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Tensor, assert_shape};
+use layers::backend::Computation;
 use layers::{
-    BatchNorm, Computation, Conv2d, Linear, MaxPool2d, MaxPool2dConfig, PassContext,
-    global_avg_pool, relu,
+    BatchNorm, Conv2d, Linear, MaxPool2d, MaxPool2dConfig, PassContext, global_avg_pool, relu,
 };
 
 use crate::ResidualBlock;

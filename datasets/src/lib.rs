@@ -15,7 +15,7 @@ pub mod cifar;
 pub mod image_folder;
 #[cfg(feature = "parquet")]
 pub mod parquet_files;
-pub mod shapes;
+mod shapes;
 pub mod synthetic;
 pub mod tar_shards;
 
@@ -78,7 +78,7 @@ pub use progress::{Counted, progress};
 pub use rand_augment::RandAugment;
 pub use resize::CropBox;
 pub use resized_crop::ResizedCrop;
-pub use shapes::ShapesConfig;
+pub use shapes::ShapesDataset;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use split::Split;
 pub use synthetic::SyntheticConfig;

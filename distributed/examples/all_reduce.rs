@@ -11,12 +11,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use distributed::{
-    Communicator,
-    communicator::WaitPolicy,
-    launch,
-    reduction::{AllReducer, ReductionKind},
-};
+use distributed::communicator::WaitPolicy;
+use distributed::gradients::{AllReducer, ReductionKind};
+use distributed::{Communicator, launch};
 
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 4 << 20, 16 << 20];
 

@@ -11,11 +11,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::CollectiveError;
+pub use crate::cpus::{CpuLimits, CpuQuota, control_groups};
+pub use crate::launch::{check_world, join, launch_with, mpi_library};
 #[cfg(feature = "mpi")]
 pub use crate::mpi::MpiCommunicator;
 pub use crate::single::SingleCommunicator;
 pub use crate::threads::ThreadCommunicator;
-pub use crate::topology::Topology;
+pub use crate::topology::{Launcher, Topology, check_place, check_world_size, scheduler_job};
 
 /// The rank that acts for all: it prints, writes files and gives its parameters to the others.
 pub const ROOT: usize = 0;
@@ -121,7 +123,7 @@ impl ReduceBuffer<'_> {
 /// Every method with a `# Collective` section blocks until all ranks have called it.
 /// Messages go between two different ranks. Messages of one sender with one tag arrive in the order
 /// in which they were sent. At most one thread of a rank uses a tag at a time.
-/// The two highest tags belong to [`AllReducer`](crate::reduction::AllReducer).
+/// The two highest tags belong to [`AllReducer`](crate::gradients::AllReducer).
 /// After an error only [`abort`](Communicator::abort) may be called.
 pub trait Communicator: Send + Sync + Debug {
     /// Returns the place of this rank among the others.

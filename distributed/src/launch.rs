@@ -9,11 +9,10 @@ use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::cpus::{CpuLimits, CpuQuota, control_groups};
 use crate::panic;
 #[cfg(feature = "mpi")]
 use crate::topology::needs_mpi;
-pub use crate::topology::{Launcher, check_place, check_world_size, scheduler_job};
+use crate::topology::{Launcher, check_place, check_world_size};
 use crate::{CollectiveError, Communicator, ROOT};
 
 const FAILURE: u8 = 1;

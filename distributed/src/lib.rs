@@ -37,18 +37,18 @@ mod compress;
 mod cpus;
 mod error;
 mod header;
-pub mod launch;
+mod launch;
 mod layout;
 #[cfg(feature = "mpi")]
 mod mpi;
 #[cfg(feature = "nccl")]
-pub mod nccl;
+mod nccl;
 mod on_device;
 mod panic;
-pub mod parameter_server;
+mod parameter_server;
 mod pause;
 mod reducer;
-pub mod reduction;
+mod reduction;
 mod single;
 mod sync;
 mod threads;
@@ -57,11 +57,25 @@ pub mod watchdog;
 
 /// Gradients of a step: buckets, agreement of the ranks, sums over micro-steps and ranks.
 pub mod gradients {
+    pub use crate::algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
     pub use crate::bucket::{Bucket, BucketPlan};
+    pub use crate::compress::{
+        BucketCompressor, CompressionKind, ParseCompressionError, PowerSgdLimits, TensorSpan,
+    };
     pub use crate::header::{GlobalStepStatus, StepHeader, agree, locate_non_finite};
+    #[cfg(feature = "nccl")]
+    pub use crate::nccl::{NcclReduction, Readiness, library_version, verdict};
+    pub use crate::parameter_server::{
+        Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets,
+    };
+    pub use crate::pause::pause_after;
     pub use crate::reducer::{
         BucketTimes, GradientCollector, GradientReducer, LocalGradients, MicroStepConfig,
         ReducerConfig, StepReport, SyncedBucket, SyncedGradients,
+    };
+    pub use crate::reduction::{
+        BucketContext, BucketReduction, CompressedReduction, ExactReduction, ReductionState,
+        Traffic, tensor_spans,
     };
 }
 

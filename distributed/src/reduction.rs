@@ -7,13 +7,9 @@ use std::fmt::Debug;
 use std::ops::AddAssign;
 use std::sync::Arc;
 
-pub use crate::algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
-pub use crate::compress::{
-    BucketCompressor, CompressionKind, ParseCompressionError, PowerSgdLimits, TensorSpan,
-};
+use crate::algorithms::{AllReducer, ExactReducer};
+use crate::compress::{BucketCompressor, CompressionKind, TensorSpan};
 use crate::gradients::BucketPlan;
-#[cfg(feature = "nccl")]
-pub use crate::nccl::NcclReduction;
 use crate::replica::{ParameterEntry, ParameterLayout};
 use crate::{CollectiveError, Communicator};
 

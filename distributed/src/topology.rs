@@ -7,7 +7,7 @@
 //! variables; MPICH's PMI (`PMI_*`).
 
 use crate::cpus::share;
-use crate::{CollectiveError, launch::CpuLimits};
+use crate::{CollectiveError, communicator::CpuLimits};
 
 /// The place of a rank among the others and their nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]

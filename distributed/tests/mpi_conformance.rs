@@ -21,14 +21,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::MpiCommunicator,
-    launch,
-    launch::{Launcher, check_world_size},
-    reduction::HierarchicalReducer,
-    watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator},
-};
+use distributed::communicator::{Launcher, MpiCommunicator, check_world_size};
+use distributed::gradients::HierarchicalReducer;
+use distributed::watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator};
+use distributed::{CollectiveError, Communicator, launch};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

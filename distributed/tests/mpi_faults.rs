@@ -16,12 +16,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use distributed::{
-    Communicator,
-    communicator::{MpiCommunicator, WaitPolicy},
-    reduction::HierarchicalReducer,
-    watchdog::{Phase, RankStatus, Watchdog, WatchedCommunicator},
-};
+use distributed::Communicator;
+use distributed::communicator::{MpiCommunicator, WaitPolicy};
+use distributed::gradients::HierarchicalReducer;
+use distributed::watchdog::{Phase, RankStatus, Watchdog, WatchedCommunicator};
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 

@@ -4,14 +4,12 @@
 
 use std::sync::Arc;
 
-use distributed::nccl::{Readiness, library_version, verdict};
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::SingleCommunicator,
-    reduction::{BucketContext, BucketReduction, NcclReduction},
-    run_ranks,
-    watchdog::RankStatus,
+use distributed::communicator::SingleCommunicator;
+use distributed::gradients::{
+    BucketContext, BucketReduction, NcclReduction, Readiness, library_version, verdict,
 };
+use distributed::watchdog::RankStatus;
+use distributed::{CollectiveError, Communicator, run_ranks};
 
 fn ready(version: &str, gpu: &str) -> Readiness {
     Readiness::Ready {

@@ -27,15 +27,12 @@ mod switches;
 mod with_gradient_hook;
 
 pub use attention::attention;
-pub use choices::{Activations, Computation, Convolution, Kernels, Recompute};
 pub use context::PassContext;
-pub use elementwise::{Elementwise, gelu, relu6, silu};
+pub use elementwise::{gelu, relu6, silu};
 pub use fallback::fallback_ops;
 pub use features::{Features, in_f32, relu};
-pub use kernels::simd::Isa;
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
-pub use ops::{GradientHook, StatisticsReducer, gradient_hook};
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d,
     MaxPool2dConfig, global_avg_pool,
@@ -45,11 +42,16 @@ pub use with_gradient_hook::with_gradient_hook;
 
 /// Interfaces for a training engine; a model needs none of them.
 pub mod backend {
+    pub use crate::choices::{Activations, Computation, Convolution, Kernels, Recompute};
+    pub use crate::elementwise::Elementwise;
     pub use crate::local_norms::locally_normalised;
     pub use crate::loss::loss_sum;
-    pub use crate::ops::{Joined, JoinedGradients, overwrite};
+    pub use crate::ops::{
+        GradientHook, Joined, JoinedGradients, StatisticsReducer, gradient_hook, overwrite,
+    };
     pub use crate::switches::Switches;
     pub use kernels::loss::Loss;
+    pub use kernels::simd::Isa;
 }
 
 /// The time of the CPU kernels of a step.

@@ -4,10 +4,10 @@
 
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use layers::backend::{Activations, Computation};
 use layers::{
-    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Conv2dConfig, Features,
-    LayerNormConfig, LinearConfig, MaxPool2dConfig, PassContext, attention, gelu, global_avg_pool,
-    relu, relu6, silu,
+    BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, LayerNormConfig, LinearConfig,
+    MaxPool2dConfig, PassContext, attention, gelu, global_avg_pool, relu, relu6, silu,
 };
 
 /// Channels and extents of the images: 3 MiB or more in any number format, 3x3 weights and a max

@@ -14,14 +14,12 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::Device;
 use burn_resnet::ResNetConfig;
-use datasets::{Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
-use distributed::{
-    Communicator, ROOT,
-    gradients::{GradientReducer, ReducerConfig},
-    launch,
-    replica::{broadcast_module, check_fingerprint},
-};
-use layers::{PassContext, gradient_hook};
+use datasets::{Loader, LoaderConfig, ShapesDataset, ShardConfig, ShardPlan};
+use distributed::gradients::{GradientReducer, ReducerConfig};
+use distributed::replica::{broadcast_module, check_fingerprint};
+use distributed::{Communicator, ROOT, launch};
+use layers::PassContext;
+use layers::backend::gradient_hook;
 
 fn main() -> ExitCode {
     launch(train) // 1: joins the world of mpirun or srun; an error on one rank ends all
@@ -29,11 +27,7 @@ fn main() -> ExitCode {
 
 fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let device = Device::flex().autodiff();
-    let splits = shapes::open(&ShapesConfig {
-        num_train: 2400,
-        num_test: 10,
-        seed: 0,
-    })?;
+    let splits = ShapesDataset::new(2400, 10, 0)?;
     let model = ResNetConfig::cifar(8)?.init(0, &device);
     let mut model = broadcast_module(model, &**communicator, ROOT)?; // 2
     let mut reducer =

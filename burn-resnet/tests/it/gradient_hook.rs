@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use burn::module::{Module, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Computation, Kernels, ResNet, ResNetConfig};
-use layers::{GradientHook, PassContext};
+use layers::PassContext;
+use layers::backend::GradientHook;
 
 use crate::support::{Named, gradients, names};
 

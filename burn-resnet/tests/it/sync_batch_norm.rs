@@ -7,7 +7,8 @@ use std::thread;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{ResNetConfig, Shortcut};
-use layers::{PassContext, StatisticsReducer};
+use layers::PassContext;
+use layers::backend::StatisticsReducer;
 
 use crate::support::{Named, assert_close, gradients, relative_difference, tensors, values};
 

@@ -1,6 +1,6 @@
 //! The embedded data set: ten classes of geometric figures, 32x32 RGB, drawn when it is opened.
 //!
-//! In: [`ShapesConfig`]. Out: [`DatasetSplits`] in memory.
+//! In: numbers of samples and a seed. Out: [`DatasetSplits`] in memory.
 //! Invariant: sample i of a split is a pure function of (seed, split, i); class i mod 10 keeps
 //! labels balanced. Position, size, rotation, colours, background, distractors and noise are drawn
 //! alike for all classes. Only the form differs between classes, and no linear function of the
@@ -26,44 +26,30 @@ const SHAPE: ImageShape = ImageShape {
     channels: 3,
 };
 
-/// Number of figures to draw.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShapesConfig {
-    /// The number of training samples.
-    pub num_train: usize,
-    /// The number of test samples.
-    pub num_test: usize,
-    /// The seed of all samples.
-    pub seed: u64,
-}
+/// The data set of figures.
+#[derive(Clone, Copy, Debug)]
+pub struct ShapesDataset;
 
-impl Default for ShapesConfig {
-    /// 10,000 training and 2,000 test samples of seed 0.
-    fn default() -> Self {
-        Self {
-            num_train: 10_000,
-            num_test: 2_000,
-            seed: 0,
-        }
-    }
-}
-
-/// Draws the data set on all processors.
-///
-/// # Errors
-/// If a count is 0, or the system does not grant the memory.
-pub fn open(config: &ShapesConfig) -> Result<DatasetSplits, DatasetError> {
-    let train = draw_split("train", config.seed, 0, config.num_train)?;
-    let test = draw_split("test", config.seed, 1, config.num_test)?;
-    // Measured over the default training split, rounded.
-    Ok(DatasetSplits::of_two(
-        train,
-        test,
-        Normalization {
+impl ShapesDataset {
+    /// Draws so many training and test samples of a seed on all CPUs.
+    ///
+    /// # Errors
+    /// If a count is 0, or the system does not grant the memory.
+    #[expect(clippy::new_ret_no_self, reason = "a data set is opened as its splits")]
+    pub fn new(
+        num_train: usize,
+        num_test: usize,
+        seed: u64,
+    ) -> Result<DatasetSplits, DatasetError> {
+        let train = draw_split("train", seed, 0, num_train)?;
+        let test = draw_split("test", seed, 1, num_test)?;
+        // Measured over 10,000 training samples of seed 0, rounded.
+        let normalization = Normalization {
             mean: vec![0.5; 3],
             std: vec![0.25; 3],
-        },
-    ))
+        };
+        Ok(DatasetSplits::of_two(train, test, normalization))
+    }
 }
 
 fn draw_split(

@@ -3,12 +3,7 @@
 use super::*;
 
 fn small(seed: u64) -> DatasetSplits {
-    open(&ShapesConfig {
-        num_train: 200,
-        num_test: 40,
-        seed,
-    })
-    .unwrap()
+    ShapesDataset::new(200, 40, seed).unwrap()
 }
 
 fn image(dataset: &dyn ImageDataset, index: usize) -> Vec<u8> {
@@ -46,12 +41,7 @@ fn what_is_drawn_and_hashed_is_counted_as_progress() {
 
 #[test]
 fn a_sample_does_not_depend_on_how_many_there_are() {
-    let few = open(&ShapesConfig {
-        num_train: 33,
-        num_test: 1,
-        seed: 1,
-    })
-    .unwrap();
+    let few = ShapesDataset::new(33, 1, 1).unwrap();
     let many = small(1);
     for index in 0..33 {
         assert_eq!(image(&*few.train, index), image(&*many.train, index));
@@ -70,20 +60,12 @@ fn labels_are_balanced() {
 
 #[test]
 fn no_samples_are_refused() {
-    let config = ShapesConfig {
-        num_test: 0,
-        ..ShapesConfig::default()
-    };
-    assert!(open(&config).is_err());
+    assert!(ShapesDataset::new(10, 0, 0).is_err());
 }
 
 #[test]
 fn the_normalization_is_that_of_the_pixels() {
-    let splits = open(&ShapesConfig {
-        num_train: 2000,
-        ..ShapesConfig::default()
-    })
-    .unwrap();
+    let splits = ShapesDataset::new(2000, 10, 0).unwrap();
     for channel in 0..3 {
         let values: Vec<f64> = (0..2000)
             .flat_map(|index| image(&*splits.train, index))
@@ -114,12 +96,7 @@ fn the_normalization_is_that_of_the_pixels() {
 /// reaches.
 #[test]
 fn a_linear_classifier_does_not_learn_the_classes() {
-    let splits = open(&ShapesConfig {
-        num_train: 2000,
-        num_test: 500,
-        seed: 0,
-    })
-    .unwrap();
+    let splits = ShapesDataset::new(2000, 500, 0).unwrap();
     let features = |dataset: &dyn ImageDataset, index| -> Vec<f32> {
         image(dataset, index)
             .iter()

@@ -27,8 +27,8 @@ use crate::communicator::{expect_peer, expect_root};
 use crate::topology::spans_nodes;
 use crate::{
     CollectiveError, Communicator,
+    communicator::CpuLimits,
     communicator::{NodeMemory, ReduceBuffer, Topology, WaitPolicy},
-    launch::CpuLimits,
 };
 
 mod collectives;

@@ -12,7 +12,6 @@ mod message;
 mod server;
 mod shard;
 
-pub use crate::pause::pause_after;
 pub use client::ServerClient;
 pub use server::{Server, ServerPlan};
 pub use shard::{Consistency, Shard, ShardUpdate, assign_buckets};

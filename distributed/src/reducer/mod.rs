@@ -22,11 +22,11 @@ pub use gradients::{LocalGradients, SyncedBucket, SyncedGradients};
 pub use worker::BucketTimes;
 use worker::{Engine, Job, JobResult, SharedReduction, Worker};
 
+use crate::algorithms::{AllReducer, ReductionKind};
 use crate::communicator::expect_equal;
 use crate::gradients::{BucketPlan, GlobalStepStatus};
 use crate::header::{Largest, StepHeader, diagnose, global_status, parsed, wants_stop};
 use crate::on_device::{ElementOrder, take_gradients, take_params};
-use crate::reduction::{AllReducer, ReductionKind};
 use crate::reduction::{BucketContext, BucketReduction, ReductionState, Traffic};
 use crate::replica::ParameterLayout;
 use crate::watchdog::RankStatus;

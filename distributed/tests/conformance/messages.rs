@@ -6,7 +6,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use distributed::{CollectiveError, Communicator, communicator::WaitPolicy};
+use distributed::communicator::WaitPolicy;
+use distributed::{CollectiveError, Communicator};
 
 /// Lengths without, with one, with many bytes, and over what MPI sends at once.
 const LENGTHS: [usize; 4] = [0, 1, 10_007, (1 << 20) + 3];

@@ -5,11 +5,9 @@
 
 use std::sync::Arc;
 
-use distributed::{
-    Communicator,
-    communicator::WaitPolicy,
-    reduction::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind},
-};
+use distributed::Communicator;
+use distributed::communicator::WaitPolicy;
+use distributed::gradients::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
 
 /// Lengths without, with one, with fewer elements than ranks, with a prime number, and over one
 /// piece of every algorithm.

@@ -3,7 +3,8 @@
 //! Invariant: every parameter lies whole in exactly one bucket, buckets are contiguous and go from
 //! the last parameter to the first.
 
-use distributed::{gradients::BucketPlan, replica::ParameterLayout};
+use distributed::gradients::BucketPlan;
+use distributed::replica::ParameterLayout;
 
 const F32_BYTES: usize = size_of::<f32>();
 

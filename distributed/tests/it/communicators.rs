@@ -8,14 +8,11 @@ use std::time::Duration;
 
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::{SingleCommunicator, ThreadCommunicator},
-    gradients::{GradientReducer, ReducerConfig},
-    launch::launch_with,
-    reduction::{BucketContext, BucketReduction, Traffic},
-    run_ranks, try_run_ranks,
+use distributed::communicator::{SingleCommunicator, ThreadCommunicator, launch_with};
+use distributed::gradients::{
+    BucketContext, BucketReduction, GradientReducer, ReducerConfig, Traffic,
 };
+use distributed::{CollectiveError, Communicator, run_ranks, try_run_ranks};
 
 use crate::conformance;
 

@@ -9,14 +9,13 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::{SingleCommunicator, WaitPolicy},
-    gradients::{GradientReducer, MicroStepConfig, ReducerConfig, StepHeader},
-    reduction::{BucketContext, BucketReduction, Traffic},
-    replica::{ParameterLayout, write},
-    run_ranks,
+use distributed::communicator::{SingleCommunicator, WaitPolicy};
+use distributed::gradients::{
+    BucketContext, BucketReduction, GradientReducer, MicroStepConfig, ReducerConfig, StepHeader,
+    Traffic,
 };
+use distributed::replica::{ParameterLayout, write};
+use distributed::{CollectiveError, Communicator, run_ranks};
 
 use crate::watchdog_refusals::Unthreaded;
 

@@ -7,16 +7,13 @@ use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, TensorData};
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::SingleCommunicator,
-    gradients::{GradientReducer, MicroStepConfig, ReducerConfig},
-    replica::{
-        ParameterLayout, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint,
-        read, write,
-    },
-    run_ranks,
+use distributed::communicator::SingleCommunicator;
+use distributed::gradients::{GradientReducer, MicroStepConfig, ReducerConfig};
+use distributed::replica::{
+    ParameterLayout, average_norm_statistics, broadcast_module, check_fingerprint, fingerprint,
+    read, write,
 };
+use distributed::{CollectiveError, Communicator, run_ranks};
 
 #[derive(Module, Debug)]
 struct Net {

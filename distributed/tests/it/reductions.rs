@@ -2,11 +2,8 @@
 
 use std::sync::Arc;
 
-use distributed::{
-    Communicator,
-    reduction::{AllReducer, ExactReducer},
-    run_ranks,
-};
+use distributed::gradients::{AllReducer, ExactReducer};
+use distributed::{Communicator, run_ranks};
 use proptest::prelude::*;
 
 use crate::conformance::reductions::{self, KINDS, any_grouping_of_shards_gives_the_same_bits};

@@ -3,17 +3,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use distributed::watchdog::AlarmCause;
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::{SingleCommunicator, ThreadCommunicator},
-    gradients::BucketPlan,
-    parameter_server::{Consistency, Server, ServerClient, ServerPlan, ShardUpdate},
-    reduction::{BucketContext, BucketReduction, HierarchicalReducer},
-    replica::ParameterLayout,
-    run_ranks,
-    watchdog::{Alarm, Phase, RankStatus, Watchdog, WatchedCommunicator},
+use distributed::communicator::{SingleCommunicator, ThreadCommunicator};
+use distributed::gradients::{
+    BucketContext, BucketPlan, BucketReduction, Consistency, HierarchicalReducer, Server,
+    ServerClient, ServerPlan, ShardUpdate,
 };
+use distributed::replica::ParameterLayout;
+use distributed::watchdog::{Alarm, AlarmCause, Phase, RankStatus, Watchdog, WatchedCommunicator};
+use distributed::{CollectiveError, Communicator, run_ranks};
 
 use crate::conformance;
 

@@ -3,11 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::{ReduceBuffer, Topology, WaitPolicy},
-    watchdog::Watchdog,
-};
+use distributed::communicator::{ReduceBuffer, Topology, WaitPolicy};
+use distributed::watchdog::Watchdog;
+use distributed::{CollectiveError, Communicator};
 
 /// One of two ranks under an MPI library without support for threads; nothing else of it may be
 /// used.

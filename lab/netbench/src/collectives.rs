@@ -6,10 +6,8 @@
 
 use crate::NetbenchPlan;
 use crate::points::{repeat_together, timed};
-use distributed::{
-    CollectiveError, Communicator, ROOT,
-    reduction::{AllReducer, ReductionKind},
-};
+use distributed::gradients::{AllReducer, ReductionKind};
+use distributed::{CollectiveError, Communicator, ROOT};
 use records::{CollectiveTimes, Operation, SizeTimes};
 use simulate::{NetworkModel, reduction_seconds};
 use std::sync::Arc;

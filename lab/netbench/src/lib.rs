@@ -24,7 +24,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use distributed::Communicator;
 use distributed::communicator::WaitPolicy;
-use distributed::reduction::ReductionKind;
+use distributed::gradients::ReductionKind;
 use records::{Environment, NetbenchResult, PointRules};
 use simulate::NetworkModel;
 

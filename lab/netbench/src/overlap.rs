@@ -13,11 +13,9 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::WaitPolicy,
-    reduction::{AllReducer, ReductionKind},
-};
+use distributed::communicator::WaitPolicy;
+use distributed::gradients::{AllReducer, ReductionKind};
+use distributed::{CollectiveError, Communicator};
 use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::simd::Isa;
 use records::{Overlap, median};

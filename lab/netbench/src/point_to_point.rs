@@ -8,7 +8,8 @@ use crate::NetbenchPlan;
 use crate::pairs::{PairPlan, RankPair};
 use crate::points::ping_pong;
 use anyhow::{Context, Result, ensure};
-use distributed::{Communicator, communicator::WaitPolicy};
+use distributed::Communicator;
+use distributed::communicator::WaitPolicy;
 use records::{FitFacts, Links, PairTimes, SizeTimes};
 use simulate::{Link, NetworkModel, Node};
 

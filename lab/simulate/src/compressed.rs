@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use distributed::reduction::{BucketCompressor, CompressionKind, TensorSpan};
+use distributed::gradients::{BucketCompressor, CompressionKind, TensorSpan};
 
 use crate::SimulationError;
 use crate::network::NetworkModel;

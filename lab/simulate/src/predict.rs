@@ -6,10 +6,8 @@
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), figure 6; Lin et al. 2020 (1808.07217)
 //! for local SGD.
 
-use distributed::{
-    gradients::StepHeader,
-    parameter_server::Consistency,
-    reduction::{CompressionKind, ReductionKind, TensorSpan, tensor_spans},
+use distributed::gradients::{
+    CompressionKind, Consistency, ReductionKind, StepHeader, TensorSpan, tensor_spans,
 };
 
 use crate::SimulationError;

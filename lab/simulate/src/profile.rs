@@ -4,7 +4,8 @@
 //! other buckets or batches.
 //! Invariant: buckets are in the order of their reduction.
 
-use distributed::{gradients::BucketPlan, replica::ParameterLayout};
+use distributed::gradients::BucketPlan;
+use distributed::replica::ParameterLayout;
 use records::{BucketRecord, ParameterRecord};
 
 use crate::SimulationError;

@@ -6,7 +6,7 @@
 //! Invariant: predictions are computed, never stored.
 //! Source: named in each entry, with the assumptions.
 
-use distributed::reduction::ReductionKind;
+use distributed::gradients::ReductionKind;
 use records::{BucketRecord, PublishedFigure};
 
 use crate::{NetworkModel, SimulationError, StepProfile, predict};

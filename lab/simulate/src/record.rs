@@ -10,10 +10,10 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::{BetweenNodes, NodeMemory, ReduceBuffer, Topology, WaitPolicy, expect_peer},
+use distributed::communicator::{
+    BetweenNodes, NodeMemory, ReduceBuffer, Topology, WaitPolicy, expect_peer,
 };
+use distributed::{CollectiveError, Communicator};
 
 use crate::network::{Library, Link, NetworkModel};
 

@@ -11,10 +11,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use distributed::{
-    Communicator,
-    reduction::{AllReducer, ReductionKind},
-};
+use distributed::Communicator;
+use distributed::gradients::{AllReducer, ReductionKind};
 
 use crate::SimulationError;
 use crate::network::NetworkModel;

@@ -18,7 +18,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use distributed::parameter_server::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
+use distributed::gradients::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
 
 use crate::network::{Link, NetworkModel, Tokens};
 use crate::profile::StepProfile;

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use kernels::batch_norm::Rectifier;
 
 use super::{ConvolutionOptions, LayerOptions, layer_inference, layer_train};
-use crate::Convolution;
+use crate::choices::Convolution;
 
 #[test]
 fn a_weight_in_groups_is_refused_by_its_shape() {

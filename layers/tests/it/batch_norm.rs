@@ -3,7 +3,8 @@
 use burn::module::Param;
 use burn::nn;
 use burn::tensor::{Device, Tensor, TensorData};
-use layers::{BatchNorm, Computation, Kernels, PassContext};
+use layers::backend::{Computation, Kernels};
+use layers::{BatchNorm, PassContext};
 
 use crate::differences::{relative_difference, values};
 

@@ -8,10 +8,10 @@ use burn::nn::PaddingConfig2d::Explicit;
 use burn::nn::conv::Conv2dConfig;
 use burn::nn::{BatchNormConfig, LinearConfig};
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
+use layers::backend::{Activations, Computation, GradientHook, gradient_hook};
 use layers::{
-    Activations, AvgPool2dConfig, BatchNorm, Computation, Conv2d, Features, GradientHook,
-    LayerNorm, LayerNormConfig, Linear, MaxPool2dConfig, PassContext, attention, gelu,
-    global_avg_pool, gradient_hook, relu, relu6, silu,
+    AvgPool2dConfig, BatchNorm, Conv2d, Features, LayerNorm, LayerNormConfig, Linear,
+    MaxPool2dConfig, PassContext, attention, gelu, global_avg_pool, relu, relu6, silu,
 };
 
 use crate::differences::values;

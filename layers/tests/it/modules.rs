@@ -6,10 +6,8 @@ use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
-use layers::{
-    Activations, BatchNorm, Computation, Conv2d, Features, Kernels, MaxPool2dConfig, PassContext,
-    relu,
-};
+use layers::backend::{Activations, Computation, Kernels};
+use layers::{BatchNorm, Conv2d, Features, MaxPool2dConfig, PassContext, relu};
 
 use crate::differences::{relative_difference, values};
 

@@ -4,9 +4,10 @@ use burn::module::{Module, Param, RunningState};
 use burn::nn;
 use burn::nn::conv::{Conv2d as StockConv2d, Conv2dConfig};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, activation};
+use layers::backend::{Activations, Computation};
 use layers::{
-    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Features, LayerNorm,
-    LayerNormConfig, Linear, LinearConfig, PassContext, gelu, global_avg_pool, in_f32, relu,
+    BatchNorm, BatchNormConfig, Conv2d, Features, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+    PassContext, gelu, global_avg_pool, in_f32, relu,
 };
 
 use crate::differences::{relative_difference, values};

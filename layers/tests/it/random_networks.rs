@@ -12,10 +12,8 @@ use burn::nn::conv::Conv2dConfig;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
 use burn::tensor::{Device, FloatDType, Gradients, Tensor, TensorData};
-use layers::{
-    BatchNorm, Computation, Conv2d, Features, Kernels, PassContext, Recompute, gelu, gradient_hook,
-    relu, relu6,
-};
+use layers::backend::{Computation, Kernels, Recompute, gradient_hook};
+use layers::{BatchNorm, Conv2d, Features, PassContext, gelu, relu, relu6};
 
 use crate::differences::{relative_difference, values};
 

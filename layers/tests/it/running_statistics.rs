@@ -6,7 +6,8 @@ use burn::nn;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Device, Tensor};
 use layers::backend::locally_normalised;
-use layers::{BatchNorm, Computation, Conv2d, Conv2dConfig, Features, Kernels, PassContext, relu};
+use layers::backend::{Computation, Kernels};
+use layers::{BatchNorm, Conv2d, Conv2dConfig, Features, PassContext, relu};
 
 use crate::differences::{relative_difference, values};
 

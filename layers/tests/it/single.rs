@@ -7,9 +7,10 @@ use burn::nn::PaddingConfig2d::{Explicit, Same, Valid};
 use burn::nn::conv::Conv2dConfig;
 use burn::nn::{LinearConfig, PaddingConfig2d};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
+use layers::backend::{Activations, Computation, Kernels};
 use layers::{
-    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Features, Kernels,
-    LayerNormConfig, Linear, MaxPool2dConfig, PassContext, attention, gelu, relu, relu6, silu,
+    BatchNorm, BatchNormConfig, Conv2d, Features, LayerNormConfig, Linear, MaxPool2dConfig,
+    PassContext, attention, gelu, relu, relu6, silu,
 };
 
 use crate::differences::{relative_difference, values};
@@ -20,15 +21,15 @@ const STOCK: Computation = Computation {
 };
 const AUTO: Computation = Computation {
     kernels: Kernels::Fused,
-    convolution: layers::Convolution::Auto,
-    isa: layers::Isa::Portable,
+    convolution: layers::backend::Convolution::Auto,
+    isa: layers::backend::Isa::Portable,
     activations: Activations::F32,
-    recompute: layers::Recompute::None,
+    recompute: layers::backend::Recompute::None,
 };
 
 fn fused() -> Computation {
     Computation {
-        isa: layers::Isa::detect(),
+        isa: layers::backend::Isa::detect(),
         ..AUTO
     }
 }

@@ -8,7 +8,8 @@ use burn::nn::PaddingConfig2d;
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, FloatDType, Gradients, Tensor};
-use layers::{PassContext, gradient_hook, with_gradient_hook};
+use layers::backend::gradient_hook;
+use layers::{PassContext, with_gradient_hook};
 
 use crate::differences::values;
 

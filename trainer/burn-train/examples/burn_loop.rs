@@ -25,8 +25,9 @@ use burn_train::metric::{AccuracyMetric, LossMetric};
 use burn_train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use datasets::{ImageDataset, ShapesConfig, shapes};
-use distributed::{Communicator, ROOT, launch, replica::check_fingerprint};
+use datasets::{ImageDataset, ShapesDataset};
+use distributed::replica::check_fingerprint;
+use distributed::{Communicator, ROOT, launch};
 use layers::with_gradient_hook;
 use lockstep_burn_train::data_parallel;
 
@@ -148,11 +149,7 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let num_epochs = number(3)?;
 
     let device = Device::flex();
-    let splits = shapes::open(&ShapesConfig {
-        num_train,
-        num_test: 200,
-        seed: 0,
-    })?;
+    let splits = ShapesDataset::new(num_train, 200, 0)?;
     let batch_size = global_batch.div_ceil(communicator.world_size());
     let loader = || {
         DataLoaderBuilder::new(ShapesBatcher)

@@ -14,12 +14,11 @@ use burn_train::{
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainOutput,
     TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
-use distributed::{
-    Communicator, ROOT,
-    gradients::{GradientReducer, MicroStepConfig, ReducerConfig},
-    replica::{average_norm_statistics, broadcast_module, check_fingerprint},
-};
-use layers::{PassContext, gradient_hook};
+use distributed::gradients::{GradientReducer, MicroStepConfig, ReducerConfig};
+use distributed::replica::{average_norm_statistics, broadcast_module, check_fingerprint};
+use distributed::{Communicator, ROOT};
+use layers::PassContext;
+use layers::backend::gradient_hook;
 
 pub(super) struct DataParallel {
     communicator: Arc<dyn Communicator>,

@@ -18,11 +18,8 @@ use burn_train::metric::LossMetric;
 use burn_train::{
     ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use distributed::{
-    Communicator,
-    replica::{ParameterLayout, read},
-    run_ranks,
-};
+use distributed::replica::{ParameterLayout, read};
+use distributed::{Communicator, run_ranks};
 use layers::with_gradient_hook;
 use lockstep_burn_train::data_parallel;
 

@@ -12,12 +12,9 @@ use anyhow::{Context, Error, Result, bail, ensure};
 use burn::tensor::Device;
 use burn_resnet::Head;
 use datasets::DatasetSplits;
-use distributed::{
-    Communicator, ROOT,
-    launch::{Launcher, scheduler_job},
-    replica::ParameterLayout,
-    watchdog,
-};
+use distributed::communicator::{Launcher, scheduler_job};
+use distributed::replica::ParameterLayout;
+use distributed::{Communicator, ROOT, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use distributed::{Communicator, ROOT, watchdog::Phase};
+use distributed::watchdog::Phase;
+use distributed::{Communicator, ROOT};
 use records::{EventNames, TraceEvent, file};
 
 use crate::measure::clock_offset::ClockOffset;

@@ -13,10 +13,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use datasets::parquet_files;
 use datasets::{
     Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization,
-    RandAugment, ReadConfig, ResizedCrop, ShapesConfig, ShardConfig, ShardPlan, Sizing, Split,
-    Subset, SyntheticConfig, cifar, image_folder, shapes, synthetic, tar_shards,
+    RandAugment, ReadConfig, ResizedCrop, ShapesDataset, ShardConfig, ShardPlan, Sizing, Split,
+    Subset, SyntheticConfig, cifar, image_folder, synthetic, tar_shards,
 };
-use distributed::{Communicator, communicator::Topology};
+use distributed::Communicator;
+use distributed::communicator::Topology;
 
 use crate::config::cli::environment;
 use crate::config::{
@@ -63,11 +64,7 @@ pub fn open(
         DatasetChoice::Shapes {
             shapes_test,
             shapes_seed,
-        } => shapes::open(&ShapesConfig {
-            num_train: split.num_made(),
-            num_test: *shapes_test,
-            seed: *shapes_seed,
-        })?,
+        } => ShapesDataset::new(split.num_made(), *shapes_test, *shapes_seed)?,
         DatasetChoice::Cifar10(files) => open_cifar(Cifar::Ten, files, communicator, reporter)?,
         DatasetChoice::Cifar100(files) => {
             open_cifar(Cifar::Hundred, files, communicator, reporter)?

@@ -13,7 +13,7 @@ use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
 use distributed::replica::{ParameterLayout, draw_seed};
-use layers::Computation;
+use layers::backend::Computation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -13,14 +13,12 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn_resnet::{load_weights, safetensors_bytes};
 use datasets::threads;
-use distributed::{
-    Communicator, ROOT,
-    reduction::ReductionState,
-    replica::{
-        ParameterLayout, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
-        floats_to_bytes, read, write,
-    },
+use distributed::gradients::ReductionState;
+use distributed::replica::{
+    ParameterLayout, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
+    floats_to_bytes, read, write,
 };
+use distributed::{Communicator, ROOT};
 
 use crate::measure::gather::{found_by_root, from_root, to_root};
 use crate::model::ImageClassifier;

@@ -12,7 +12,8 @@ use datasets::{
     DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization,
     ShardConfig, ShardPlan,
 };
-use distributed::{Communicator, ROOT, replica::average_norm_statistics};
+use distributed::replica::average_norm_statistics;
+use distributed::{Communicator, ROOT};
 use records::EvaluationByClass;
 
 use crate::config::InputKind;

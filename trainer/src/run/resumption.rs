@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use datasets::{DatasetSplits, ImageDataset};
-use distributed::reduction::CompressionKind;
+use distributed::gradients::CompressionKind;
 
 use crate::config::{
     BatchNormKind, Compression, ConfigDifference, DatasetChoice, SyncMethod, TrainConfig,

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use burn_resnet::Head;
-use distributed::{ROOT, replica::broadcast_module, watchdog::Phase};
+use distributed::ROOT;
+use distributed::replica::broadcast_module;
+use distributed::watchdog::Phase;
 
 use crate::config::cli::ModelSection;
 use crate::config::{TrainConfig, WeightSource};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::DatasetSplits;
-use distributed::{Communicator, watchdog::RankStatus};
+use distributed::Communicator;
+use distributed::watchdog::RankStatus;
 use records::Manifest;
 
 use crate::config::TrainConfig;

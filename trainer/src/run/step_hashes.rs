@@ -9,10 +9,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use distributed::{
-    Communicator,
-    replica::{ParameterLayout, tensor_hashes},
-};
+use distributed::Communicator;
+use distributed::replica::{ParameterLayout, tensor_hashes};
 use records::{JsonLines, StepHashes, file};
 use sha2::{Digest, Sha256};
 

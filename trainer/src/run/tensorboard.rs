@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use datasets::{DeviceBatch, ImageShape, Normalization, picture};
-use distributed::{ROOT, replica::ParameterLayout};
+use distributed::ROOT;
+use distributed::replica::ParameterLayout;
 use records::EpochRecord;
 
 use crate::config::{SyncMethod, TrainConfig};

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use distributed::{Communicator, reduction::Traffic, watchdog::RankStatus};
+use distributed::Communicator;
+use distributed::gradients::Traffic;
+use distributed::watchdog::RankStatus;
 
 use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncConfig};
 use crate::model::loss::{CrossEntropy, Loss};

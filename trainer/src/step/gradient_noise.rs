@@ -84,11 +84,8 @@ mod tests {
 
     use burn::module::{Module, Param};
     use burn::tensor::{Device, Tensor};
-    use distributed::{
-        Communicator,
-        gradients::{GradientReducer, MicroStepConfig, ReducerConfig},
-        run_ranks,
-    };
+    use distributed::gradients::{GradientReducer, MicroStepConfig, ReducerConfig};
+    use distributed::{Communicator, run_ranks};
 
     use super::*;
 

@@ -29,13 +29,13 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor};
 use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, LoadedStep, Pixels};
-use distributed::gradients::MicroStepConfig;
-use distributed::reduction::ReductionState;
+use distributed::gradients::{MicroStepConfig, ReductionState};
 use distributed::replica::{ElementOrder, ParameterLayout, broadcast_module, replace, tensors};
 use distributed::watchdog::Phase;
 use distributed::{CollectiveError, Communicator};
 use kernels::arena::keep_freed_memory;
-use layers::{PassContext, StatisticsReducer};
+use layers::PassContext;
+use layers::backend::StatisticsReducer;
 
 use self::captured::Capture;
 use self::collector::{Collector, DeviceBuckets, Output};

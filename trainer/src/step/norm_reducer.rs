@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use burn::module::Module;
 use distributed::Communicator;
-use layers::StatisticsReducer;
+use layers::backend::StatisticsReducer;
 
 /// Sums norm statistics with a [`Communicator`].
 #[derive(Debug)]

@@ -5,11 +5,7 @@
 
 use std::ops::Range;
 
-use distributed::{
-    gradients::BucketPlan,
-    parameter_server::Consistency,
-    reduction::{CompressionKind, ReductionState},
-};
+use distributed::gradients::{BucketPlan, CompressionKind, Consistency, ReductionState};
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
 

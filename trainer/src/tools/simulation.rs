@@ -9,10 +9,8 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use distributed::{
-    communicator::SingleCommunicator,
-    reduction::{BucketCompressor, CompressionKind, ReductionKind, tensor_spans},
-};
+use distributed::communicator::SingleCommunicator;
+use distributed::gradients::{BucketCompressor, CompressionKind, ReductionKind, tensor_spans};
 use simulate::{Predictor, ServerPlacement, StepProfile, Synchronisation};
 
 use crate::config::{PlacementKind, SimulationConfig, SyncConfig, SyncMethod};

@@ -10,11 +10,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cluster::failure::Outcome;
-use distributed::{
-    Communicator,
-    communicator::SingleCommunicator,
-    launch::{Launcher, check_world, join, launch_with},
-};
+use distributed::Communicator;
+use distributed::communicator::{Launcher, SingleCommunicator, check_world, join, launch_with};
 
 use crate::config::ConfigError;
 use crate::measure::report;

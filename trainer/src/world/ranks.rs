@@ -14,12 +14,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use burn::tensor::{Device, FloatDType};
-use distributed::{
-    CollectiveError, Communicator, ROOT,
-    communicator::Topology,
-    launch::Launcher,
-    watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator},
-};
+use distributed::communicator::{Launcher, Topology};
+use distributed::watchdog::{Alarm, RankStatus, Watchdog, WatchedCommunicator};
+use distributed::{CollectiveError, Communicator, ROOT};
 
 #[cfg(feature = "cuda")]
 use crate::config::choices::nvidia_driver_present;

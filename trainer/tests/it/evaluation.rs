@@ -8,7 +8,8 @@ use crate::fixture::{Run, TINY, bitmap, flags, parsed, program, run, silent, wri
 use crate::resuming::sign;
 use crate::shards::{photographs, sharded};
 use anyhow::Result;
-use distributed::{Communicator, communicator::SingleCommunicator, run_ranks};
+use distributed::communicator::SingleCommunicator;
+use distributed::{Communicator, run_ranks};
 use records::{Evaluation, EvaluationByClass};
 use serde_json::Value;
 use tempfile::TempDir;

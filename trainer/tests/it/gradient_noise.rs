@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::{Augment, LoadedStep, ShardConfig};
-use distributed::{Communicator, communicator::SingleCommunicator, run_ranks};
+use distributed::communicator::SingleCommunicator;
+use distributed::{Communicator, run_ranks};
 use trainer::config::{OptimizerChoice, SgdConfig};
 use trainer::step::StepConfig;
 use trainer::step::gradient_noise::NoiseBatches;

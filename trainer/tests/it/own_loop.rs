@@ -7,16 +7,14 @@ use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::nn;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Shape, Tensor, TensorData};
-use distributed::{
-    Communicator,
-    communicator::SingleCommunicator,
-    gradients::{GradientReducer, ReducerConfig},
-    replica::{ParameterLayout, read, write},
-    run_ranks,
-};
+use distributed::communicator::SingleCommunicator;
+use distributed::gradients::{GradientReducer, ReducerConfig};
+use distributed::replica::{ParameterLayout, read, write};
+use distributed::{Communicator, run_ranks};
+use layers::backend::{Activations, Computation, gradient_hook};
 use layers::{
-    Activations, BatchNorm, BatchNormConfig, Computation, Conv2d, Conv2dConfig, Linear,
-    LinearConfig, PassContext, global_avg_pool, gradient_hook, relu, with_gradient_hook,
+    BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig, PassContext,
+    global_avg_pool, relu, with_gradient_hook,
 };
 use trainer::step::norm_reducer::NormReducer;
 

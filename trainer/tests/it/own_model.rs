@@ -11,7 +11,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d
 use burn::tensor::activation::{relu, softmax};
 use burn::tensor::{Device, Tensor, TensorData};
 use clap::{Args, CommandFactory, Parser};
-use datasets::{ImageShape, ShapesConfig, shapes};
+use datasets::{ImageShape, ShapesDataset};
 use distributed::run_ranks;
 use records::EvaluationByClass;
 use serde::{Deserialize, Serialize};
@@ -547,12 +547,7 @@ fn a_checkpoint_evaluates_and_predicts_as_its_model_did_at_the_end_of_training()
 
 /// Returns the answer of the model for an image of this grey, of the size of its training.
 fn probabilities_of_grey(model: &Net, value: u8) -> Vec<f32> {
-    let data = shapes::open(&ShapesConfig {
-        num_train: 48,
-        num_test: 16,
-        seed: 0,
-    })
-    .unwrap();
+    let data = ShapesDataset::new(48, 16, 0).unwrap();
     let ImageShape {
         height,
         width,

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::fixture::{Run, TINY, flags, program, run, write_images};
-use distributed::{ROOT, communicator::SingleCommunicator};
+use distributed::ROOT;
+use distributed::communicator::SingleCommunicator;
 use records::EpochRecord;
 use sha2::{Digest, Sha256};
 use trainer::config::TrainConfig;

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use crate::fixture::{Run, TINY, flags, run, runs_of};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
-use datasets::{DatasetError, ImageDataset, ImageShape, ShapesConfig, shapes};
-use distributed::{ROOT, replica::fingerprint, run_ranks};
+use datasets::{DatasetError, ImageDataset, ImageShape, ShapesDataset};
+use distributed::replica::fingerprint;
+use distributed::{ROOT, run_ranks};
 use trainer::config::InputKind;
 use trainer::config::cli::TrainArgs;
 use trainer::measure::report::Reporter;
@@ -111,12 +112,7 @@ impl ImageDataset for Noting {
 
 #[test]
 fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
-    let splits = shapes::open(&ShapesConfig {
-        num_train: 10,
-        num_test: 40,
-        seed: 1,
-    })
-    .unwrap();
+    let splits = ShapesDataset::new(10, 40, 1).unwrap();
     // 40 samples fill no whole number of global batches on any of these.
     let how = EvaluateConfig {
         micro_batch_size: 7,

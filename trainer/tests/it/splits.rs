@@ -6,10 +6,8 @@ use std::path::Path;
 
 use crate::evaluation::alone;
 use crate::fixture::{Run, TINY, flags, program, relative_l2, run, told, write_images};
-use distributed::{
-    ROOT,
-    replica::{ParameterLayout, read},
-};
+use distributed::ROOT;
+use distributed::replica::{ParameterLayout, read};
 use records::{EpochRecord, EvaluationByClass, Summary};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -7,12 +7,10 @@ use anyhow::Result;
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{
-    Augment, LoadedStep, Loader, LoaderConfig, Pixels, ShapesConfig, ShardConfig, ShardPlan, shapes,
+    Augment, LoadedStep, Loader, LoaderConfig, Pixels, ShapesDataset, ShardConfig, ShardPlan,
 };
-use distributed::{
-    Communicator,
-    replica::{ParameterLayout, read},
-};
+use distributed::Communicator;
+use distributed::replica::{ParameterLayout, read};
 use trainer::config::{AdamConfig, OptimizerChoice, SgdConfig, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
@@ -76,12 +74,7 @@ pub(crate) fn steps(
     micro_batch_size: usize,
     augment: Augment,
 ) -> Vec<LoadedStep> {
-    let data = shapes::open(&ShapesConfig {
-        num_train: shard.num_samples,
-        num_test: 10,
-        seed: 1,
-    })
-    .unwrap();
+    let data = ShapesDataset::new(shard.num_samples, 10, 1).unwrap();
     let how = LoaderConfig {
         augment,
         ..LoaderConfig::new(micro_batch_size, data.normalization)

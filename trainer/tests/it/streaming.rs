@@ -7,14 +7,12 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use distributed::{
-    Communicator,
-    communicator::SingleCommunicator,
-    gradients::{GradientReducer, ReducerConfig},
-    replica::{ParameterLayout, write},
-    run_ranks,
-};
-use layers::{PassContext, gradient_hook, with_gradient_hook};
+use distributed::communicator::SingleCommunicator;
+use distributed::gradients::{GradientReducer, ReducerConfig};
+use distributed::replica::{ParameterLayout, write};
+use distributed::{Communicator, run_ranks};
+use layers::backend::gradient_hook;
+use layers::{PassContext, with_gradient_hook};
 
 #[derive(Module, Debug)]
 struct Net {

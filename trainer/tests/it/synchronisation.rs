@@ -3,10 +3,8 @@
 use std::fs;
 
 use crate::fixture::{Run, TINY, flags, program, relative_l2, run, told};
-use distributed::{
-    ROOT,
-    replica::{ParameterLayout, fingerprint, read},
-};
+use distributed::ROOT;
+use distributed::replica::{ParameterLayout, fingerprint, read};
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore};
 

@@ -9,10 +9,8 @@ use crate::stepper_under_test::{
 use burn::tensor::{Device, Tensor};
 use burn_resnet::{Activations, Computation, ResNetConfig};
 use datasets::{Augment, LoadedStep, Targets};
-use distributed::{
-    communicator::SingleCommunicator,
-    replica::{ParameterLayout, read},
-};
+use distributed::communicator::SingleCommunicator;
+use distributed::replica::{ParameterLayout, read};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{
     AdamConfig, LossScaling, OptimizerChoice, SgdConfig, SyncConfig, UpdateKind,

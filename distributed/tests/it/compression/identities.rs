@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::{ALL_MATRICES, KINDS, Step, compressor, exact_sum, norm, spans, sum_on_ranks};
-use distributed::reduction::{BucketCompressor, CompressionKind};
+use distributed::gradients::{BucketCompressor, CompressionKind};
 
 /// Rows and columns of the tensors of a bucket.
 type Shapes = Vec<(usize, usize)>;

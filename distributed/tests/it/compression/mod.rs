@@ -7,10 +7,10 @@ mod non_finite;
 mod reduction_state;
 mod reports;
 
-use distributed::{
-    reduction::{BucketCompressor, CompressionKind, PowerSgdLimits, TensorSpan, Traffic},
-    run_ranks,
+use distributed::gradients::{
+    BucketCompressor, CompressionKind, PowerSgdLimits, TensorSpan, Traffic,
 };
+use distributed::run_ranks;
 
 /// Every kind but `none`.
 const KINDS: [&str; 7] = [

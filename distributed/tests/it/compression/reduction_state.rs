@@ -5,13 +5,12 @@ use std::sync::Arc;
 use super::noise;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
-use distributed::{
-    CollectiveError, Communicator,
-    communicator::ThreadCommunicator,
-    gradients::{GradientReducer, MicroStepConfig, ReducerConfig, StepHeader},
-    reduction::{CompressedReduction, ReductionState},
-    run_ranks,
+use distributed::communicator::ThreadCommunicator;
+use distributed::gradients::{
+    CompressedReduction, GradientReducer, MicroStepConfig, ReducerConfig, ReductionState,
+    StepHeader,
 };
+use distributed::{CollectiveError, Communicator, run_ranks};
 
 const KINDS: [&str; 4] = ["bf16", "f16", "powersgd:2", "topk:10"];
 

@@ -1,10 +1,8 @@
 //! Bytes and errors that a sum reports, and plans that differ.
 
 use super::{ALL_MATRICES, compressor, noise, norm, spans, sum_on_ranks};
-use distributed::{
-    reduction::{BucketCompressor, CompressionKind},
-    run_ranks,
-};
+use distributed::gradients::{BucketCompressor, CompressionKind};
+use distributed::run_ranks;
 
 #[test]
 fn bytes_follow_their_formulas() {
@@ -77,7 +75,7 @@ fn reports_add_up() {
             < 1e-6
     );
     assert_eq!(
-        distributed::reduction::Traffic::default().relative_error(),
+        distributed::gradients::Traffic::default().relative_error(),
         0.0
     );
 }

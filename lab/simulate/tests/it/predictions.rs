@@ -1,9 +1,6 @@
 //! Claims about predicted training speed.
 
-use distributed::{
-    parameter_server::Consistency,
-    reduction::{CompressionKind, ReductionKind},
-};
+use distributed::gradients::{CompressionKind, Consistency, ReductionKind};
 use records::{BucketRecord, ParameterRecord};
 use simulate::{
     Link, NetworkModel, Prediction, Predictor, ServerPlacement, StepProfile, Synchronisation,

@@ -1,6 +1,6 @@
 //! Claims about the predicted speed of workers and their servers.
 
-use distributed::parameter_server::Consistency;
+use distributed::gradients::Consistency;
 use simulate::{Link, NetworkModel, ServerPlacement, predict};
 
 use super::predictions::{ASYNCHRONOUS, assert_close, network, profile, servers};

@@ -1,6 +1,6 @@
 //! Times of the all-reduce algorithms: closed forms.
 
-use distributed::reduction::ReductionKind;
+use distributed::gradients::ReductionKind;
 use simulate::{Link, NetworkModel, reduction_seconds};
 
 const KINDS: [ReductionKind; 5] = [

@@ -13,13 +13,13 @@ pub use burn_resnet::Shortcut;
 pub use class_weights::ClassWeights;
 pub use datasets::{OnBadImage, Split};
 pub use device::{DeviceChoice, nvidia_driver_present};
-pub use layers::{Activations, Convolution, Kernels, Recompute};
+pub use layers::backend::{Activations, Convolution, Kernels, Recompute};
 pub use loss_scaling::LossScaling;
 pub use monitor::{Figure, Monitor};
 pub use resolution::Resolution;
 
 use clap::ValueEnum;
-use distributed::reduction::{CompressionKind, ParseCompressionError, ReductionKind};
+use distributed::gradients::{CompressionKind, ParseCompressionError, ReductionKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

@@ -8,7 +8,7 @@ mod results;
 
 pub use results::{StepSketch, throughput};
 
-use distributed::reduction::Traffic;
+use distributed::gradients::Traffic;
 use records::{Evaluation, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

@@ -19,10 +19,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use datasets::Counted;
-use distributed::{
-    ROOT,
-    replica::{bytes_to_floats, floats_to_bytes},
-};
+use distributed::ROOT;
+use distributed::replica::{bytes_to_floats, floats_to_bytes};
 use records::file;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
@@ -172,9 +170,9 @@ pub struct TrainingTensors {
     pub optimizer: OptimizerState,
     /// Norm statistics, flat in module order; a row for each rank that wrote them.
     pub norm_statistics: Vec<Vec<f32>>,
-    /// [`distributed::reduction::ReductionState::factors`] of compressed sums.
+    /// [`distributed::gradients::ReductionState::factors`] of compressed sums.
     pub factors: Vec<f32>,
-    /// [`distributed::reduction::ReductionState::num_drawn`]; empty without compression.
+    /// [`distributed::gradients::ReductionState::num_drawn`]; empty without compression.
     pub num_drawn: Vec<u64>,
     /// The parameters in training, flat in module order, if the model has their average; otherwise
     /// empty.

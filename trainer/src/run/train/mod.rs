@@ -15,7 +15,8 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use datasets::ImageShape;
-use distributed::{replica::check_fingerprint, watchdog::Phase};
+use distributed::replica::check_fingerprint;
+use distributed::watchdog::Phase;
 use records::{EpochRecord, FinalTest, Manifest};
 
 use crate::config::{BatchNormKind, LossScaling, OnNonFinite, TrainConfig};

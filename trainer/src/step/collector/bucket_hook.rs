@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn::module::ParamId;
 use burn::tensor::TensorData;
 use distributed::gradients::GradientCollector;
-use layers::GradientHook;
+use layers::backend::GradientHook;
 use layers::backend::{Joined, JoinedGradients};
 
 use crate::config::UpdateKind;

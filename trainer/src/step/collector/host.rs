@@ -9,13 +9,13 @@ use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use distributed::gradients::{
-    BucketPlan, GradientReducer, MicroStepConfig, ReducerConfig, StepHeader, SyncedGradients,
+    BucketContext, BucketPlan, BucketReduction, GradientReducer, MicroStepConfig, ReducerConfig,
+    StepHeader, SyncedGradients,
 };
-use distributed::reduction::{BucketContext, BucketReduction};
 use distributed::replica::ParameterLayout;
 use distributed::watchdog::Phase;
 use distributed::{CollectiveError, Communicator};
-use layers::GradientHook;
+use layers::backend::GradientHook;
 
 use super::Output;
 use super::bucket_hook::BucketHook;

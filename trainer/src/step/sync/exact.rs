@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use burn::module::Module;
 use distributed::Communicator;
-use distributed::reduction::ExactReducer;
+use distributed::gradients::ExactReducer;
 use distributed::replica::{ParameterLayout, read, write};
 
 /// The running norm statistics of a step's shards.

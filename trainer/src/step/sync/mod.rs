@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::module::Module;
-use distributed::gradients::{BucketPlan, StepHeader, agree};
-use distributed::reduction::{
-    AllReducer, BucketReduction, CompressedReduction, ExactReduction, ReductionKind, Traffic,
+use distributed::gradients::{
+    AllReducer, BucketPlan, BucketReduction, CompressedReduction, ExactReduction, ReductionKind,
+    StepHeader, Traffic, agree,
 };
 use distributed::replica::ParameterLayout;
 use distributed::watchdog::Phase;
@@ -252,7 +252,7 @@ fn by_nccl(
     config: &StepConfig,
 ) -> Result<Box<dyn BucketReduction>, CollectiveError> {
     let local_rank = communicator.topology().local_rank;
-    Ok(Box::new(distributed::reduction::NcclReduction::new(
+    Ok(Box::new(distributed::gradients::NcclReduction::new(
         communicator,
         config.sync.gpu.unwrap_or(local_rank),
         Arc::clone(&config.rank_status),

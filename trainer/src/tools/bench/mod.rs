@@ -17,10 +17,8 @@ use datasets::{
     DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig,
     synthetic,
 };
-use distributed::{
-    Communicator,
-    watchdog::{Phase, RankStatus},
-};
+use distributed::Communicator;
+use distributed::watchdog::{Phase, RankStatus};
 use layers::timing::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 

@@ -11,10 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use datasets::{ImageDataset, Split};
-use distributed::{
-    Communicator, ROOT,
-    launch::{Launcher, check_place, check_world_size, mpi_library},
-};
+use distributed::communicator::{Launcher, check_place, check_world_size, mpi_library};
+use distributed::{Communicator, ROOT};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

@@ -33,7 +33,7 @@ pub(super) struct GradientFacts {
 /// Examines this node; `library` is the description of MPI, `variable` reads the environment.
 pub(super) fn examine(library: &str, variable: impl Fn(&str) -> Option<String>) -> GradientFacts {
     #[cfg(feature = "nccl")]
-    let nccl_version = distributed::nccl::library_version();
+    let nccl_version = distributed::gradients::library_version();
     #[cfg(not(feature = "nccl"))]
     let nccl_version = None;
     let cache = output("/sbin/ldconfig", &["-p"]).unwrap_or_default();

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use distributed::launch::{CpuLimits, CpuQuota, control_groups};
+use distributed::communicator::{CpuLimits, CpuQuota, control_groups};
 use serde::{Deserialize, Serialize};
 
 use super::cpu_set::CpuSet;

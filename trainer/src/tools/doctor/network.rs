@@ -6,10 +6,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use distributed::{
-    CollectiveError, Communicator,
-    reduction::{AllReducer, ReductionKind},
-};
+use distributed::gradients::{AllReducer, ReductionKind};
+use distributed::{CollectiveError, Communicator};
 use serde::{Deserialize, Serialize};
 
 /// Lengths of known sums: one, a prime, and more than a piece of any algorithm.

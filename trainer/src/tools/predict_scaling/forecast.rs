@@ -7,7 +7,7 @@
 use std::time::SystemTime;
 
 use anyhow::Result;
-use distributed::reduction::CompressionKind;
+use distributed::gradients::CompressionKind;
 use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile,
     PublishedFigure,

@@ -11,11 +11,9 @@ use crate::tools::check::Finding;
 pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
     use std::sync::Arc;
 
-    use distributed::{
-        CollectiveError,
-        communicator::SingleCommunicator,
-        reduction::{BucketContext, BucketReduction, NcclReduction},
-    };
+    use distributed::CollectiveError;
+    use distributed::communicator::SingleCommunicator;
+    use distributed::gradients::{BucketContext, BucketReduction, NcclReduction};
 
     use crate::config::DeviceChoice;
     use crate::tools::check::Compared;

@@ -9,12 +9,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights, save_safetensors};
-use datasets::{ShapesConfig, shapes};
-use distributed::{
-    Communicator,
-    communicator::SingleCommunicator,
-    replica::{ParameterLayout, read},
-};
+use datasets::ShapesDataset;
+use distributed::Communicator;
+use distributed::communicator::SingleCommunicator;
+use distributed::replica::{ParameterLayout, read};
 use records::EpochRecord;
 
 use super::Subject;
@@ -187,11 +185,7 @@ fn all_values(model: &ResNet) -> Vec<f32> {
 }
 
 fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<ScoreSums> {
-    let data = shapes::open(&ShapesConfig {
-        num_train: 1,
-        num_test: NUM_TEST,
-        seed: 0,
-    })?;
+    let data = ShapesDataset::new(1, NUM_TEST, 0)?;
     let how = EvaluateConfig {
         micro_batch_size: 50,
         loader_threads: 0,

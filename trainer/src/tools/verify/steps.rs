@@ -10,8 +10,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use burn_resnet::ResNet;
-use datasets::{LoadedStep, Loader, LoaderConfig, ShapesConfig, ShardConfig, ShardPlan, shapes};
-use distributed::{Communicator, communicator::SingleCommunicator, try_run_ranks};
+use datasets::{LoadedStep, Loader, LoaderConfig, ShapesDataset, ShardConfig, ShardPlan};
+use distributed::communicator::SingleCommunicator;
+use distributed::{Communicator, try_run_ranks};
 use records::bytes;
 
 use super::{Subject, of_largest, relative_l2};
@@ -81,11 +82,7 @@ impl Trainee {
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self> {
         let num_samples = lesson.batch_size * (lesson.num_batches - 1) + lesson.last_batch_size;
-        let data = shapes::open(&ShapesConfig {
-            num_train: num_samples,
-            num_test: 1,
-            seed: 7,
-        })?;
+        let data = ShapesDataset::new(num_samples, 1, 7)?;
         let plan = ShardPlan::new(ShardConfig {
             seed: 7,
             shuffle: true,

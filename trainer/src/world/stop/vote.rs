@@ -8,7 +8,8 @@
 //! not guarantee that order; the watchdog ends a job in which it fails.
 
 use anyhow::{Context, Result};
-use distributed::{Communicator, communicator::WaitPolicy};
+use distributed::Communicator;
+use distributed::communicator::WaitPolicy;
 
 /// Tag of messages with a rank's step.
 const STOP_TAG: u16 = 101;
