@@ -1,8 +1,7 @@
-//! `trainer man` and `trainer completions`: the definitions of the flags as pages and as scripts of
-//! shells.
+//! `trainer man` and `trainer completions`: pages of the flags, and completions of a shell.
 //!
 //! In: a directory, or a shell. Out: `trainer.1`, `trainer-train.1` and so on, or `flags.md` with
-//! `--markdown`; the script on standard output.
+//! `--markdown`; the completions on standard output.
 //! Invariant: the same definitions give the same bytes.
 
 use std::fmt::Write;
@@ -17,13 +16,12 @@ use cluster::output::unless_reader_left;
 use crate::config::cli::{CliOf, CompletionsArgs, ManArgs, Shell};
 use crate::model::family::ModelFamily;
 
-/// The page of Markdown.
 const FLAGS_PAGE: &str = "flags.md";
 
-/// Prints the script.
+/// Prints the completions.
 ///
 /// # Errors
-/// When standard output takes no more.
+/// If standard output cannot be written.
 pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
     let shell = match args.shell {
         Shell::Bash => aot::Shell::Bash,
@@ -40,7 +38,7 @@ pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
 /// Writes the pages.
 ///
 /// # Errors
-/// When the directory cannot be made or written.
+/// If the directory cannot be created or written.
 pub fn man<F: ModelFamily>(args: &ManArgs) -> Result<()> {
     let directory = &args.directory;
     let named = || format!("man pages: {}", directory.display());
@@ -52,29 +50,31 @@ pub fn man<F: ModelFamily>(args: &ManArgs) -> Result<()> {
     clap_mangen::generate_to(definitions, directory).with_context(named)
 }
 
-/// All commands and flags.
+/// Returns the page of all commands and flags.
 fn markdown(mut program: Command) -> String {
     program.build();
     let name = program.get_name();
     let mut page = format!(
-        "# Every flag\n\n`{name} man --markdown DIR` writes this page from the definitions by which `{name}` reads its flags; \
-         `{name} COMMAND --help` prints the same.\n"
+        "# Flags\n\n`{name} man --markdown DIR` writes this page. \
+         `{name} COMMAND --help` prints the same text.\n"
     );
-    let mut told = Vec::new();
+    let mut earlier = Vec::new();
     for command in program.get_subcommands() {
-        sections(command, name, &mut page, &mut told);
+        section(command, name, &mut page, &mut earlier);
     }
     page
 }
 
-/// A command's section, then those of its subcommands. `told` are the commands before it and their
-/// flags.
-fn sections<'a>(
-    command: &'a Command,
-    above: &str,
-    page: &mut String,
-    told: &mut Vec<(String, Vec<&'a Arg>)>,
-) {
+/// Flags with one heading, and the command that lists them.
+struct Group<'a> {
+    command: String,
+    heading: Option<&'a str>,
+    flags: Vec<&'a Arg>,
+}
+
+/// Writes the section of a command, then those of its subcommands. A group of flags that an earlier
+/// command has too becomes a link.
+fn section<'a>(command: &'a Command, above: &str, page: &mut String, earlier: &mut Vec<Group<'a>>) {
     if command.get_name() == "help" {
         return;
     }
@@ -85,98 +85,92 @@ fn sections<'a>(
         .unwrap_or_default();
     // Writing to a String does not fail.
     let _ = write!(page, "\n## {name}\n\n{}.\n", prose(&about));
-    let arguments: Vec<&Arg> = command
+    let mut groups: Vec<Group> = Vec::new();
+    for flag in command
         .get_arguments()
-        .filter(|argument| argument.get_id() != "help")
-        .collect();
-    match told
-        .iter()
-        .find(|(_, flags)| !arguments.is_empty() && *flags == arguments)
+        .filter(|flag| flag.get_id() != "help")
     {
-        Some((other, _)) => {
-            _ = write!(
-                page,
-                "\nIt takes the flags of [{other}](#{}).\n",
-                other.replace(' ', "-")
-            )
+        let heading = flag.get_help_heading();
+        match groups.iter_mut().find(|group| group.heading == heading) {
+            Some(group) => group.flags.push(flag),
+            None => groups.push(Group {
+                command: name.clone(),
+                heading,
+                flags: vec![flag],
+            }),
         }
-        None => tables(&arguments, page),
+    }
+    // Flags without a heading come first.
+    groups.sort_by_key(|group| group.heading.is_some());
+    for group in groups {
+        let heading = group.heading.unwrap_or("Flags");
+        // `==` of flags compares only ids.
+        let is_equal = |other: &&Group| {
+            let mut pairs = other.flags.iter().zip(&group.flags);
+            other.flags.len() == group.flags.len()
+                && pairs.all(|(a, b)| a == b && a.get_help() == b.get_help())
+        };
+        match earlier.iter().find(is_equal) {
+            Some(Group { command, .. }) => {
+                let anchor = command.replace(' ', "-");
+                let _ = write!(page, "\n**{heading}**: as in [{command}](#{anchor})\n");
+            }
+            None => {
+                if group.heading.is_some() {
+                    let _ = write!(page, "\n**{heading}**\n");
+                }
+                table(&group.flags, page);
+                earlier.push(group);
+            }
+        }
     }
     if let Some(details) = command.get_after_help() {
-        _ = write!(page, "\n```text\n{}\n```\n", details.to_string().trim_end());
+        let _ = write!(page, "\n```text\n{}\n```\n", details.to_string().trim_end());
     }
-    told.push((name.clone(), arguments));
     for subcommand in command.get_subcommands() {
-        sections(subcommand, &name, page, told);
+        section(subcommand, &name, page, earlier);
     }
 }
 
-/// A table for each heading, first that of the flags without one.
-fn tables(arguments: &[&Arg], page: &mut String) {
-    let mut headings = vec![None];
-    for argument in arguments {
-        if !headings.contains(&argument.get_help_heading()) {
-            headings.push(argument.get_help_heading());
+/// Writes a table of flags, then one of those of their values that have help.
+fn table(flags: &[&Arg], page: &mut String) {
+    page.push_str("\n| flag | meaning | default |\n|---|---|---|\n");
+    let mut values = String::new();
+    for flag in flags {
+        let help = flag
+            .get_long_help()
+            .or(flag.get_help())
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let default = help
+            .strip_suffix(']')
+            .and_then(|help| help.rsplit_once(" [default: "));
+        let (meaning, default) = match default {
+            Some((meaning, default)) => (meaning, prose(default)),
+            None => (
+                help.strip_suffix(" [required]").unwrap_or(&help),
+                "required".to_owned(),
+            ),
+        };
+        let usage = flag.to_string().replace('|', "\\|");
+        let _ = writeln!(page, "| `{usage}` | {} | {default} |", prose(meaning));
+        if flag.is_hide_possible_values_set() {
+            continue;
+        }
+        let flag_name = usage.split([' ', '[']).next().unwrap_or_default();
+        for value in flag.get_possible_values() {
+            if let Some(help) = value.get_help().filter(|_| !value.is_hide_set()) {
+                let help = prose(&help.to_string());
+                let _ = writeln!(values, "| `{flag_name} {}` | {help} |", value.get_name());
+            }
         }
     }
-    headings.retain(|heading| {
-        arguments
-            .iter()
-            .any(|argument| argument.get_help_heading() == *heading)
-    });
-    for heading in headings {
-        if let Some(heading) = heading {
-            _ = write!(page, "\n**{heading}**\n");
-        }
-        page.push_str("\n| flag | what it does | default |\n|---|---|---|\n");
-        for argument in arguments
-            .iter()
-            .filter(|argument| argument.get_help_heading() == heading)
-        {
-            let help = argument
-                .get_long_help()
-                .or(argument.get_help())
-                .map(ToString::to_string)
-                .unwrap_or_default();
-            let (what, default) = match help
-                .strip_suffix(']')
-                .and_then(|help| help.rsplit_once(" [default: "))
-            {
-                Some((what, default)) => (what, prose(default)),
-                None => (
-                    help.strip_suffix(" [required]").unwrap_or(&help),
-                    "required".to_owned(),
-                ),
-            };
-            let flag = argument.to_string().replace('|', "\\|");
-            _ = writeln!(
-                page,
-                "| `{flag}` | {}{} | {default} |",
-                prose(what),
-                values(argument)
-            );
-        }
+    if !values.is_empty() {
+        let _ = write!(page, "\n| value | meaning |\n|---|---|\n{values}");
     }
 }
 
-/// Returns the values that have their own help.
-fn values(argument: &Arg) -> String {
-    if argument.is_hide_possible_values_set() {
-        return String::new();
-    }
-    let values = argument.get_possible_values();
-    let told = values.iter().filter_map(|value| {
-        let help = value.get_help().filter(|_| !value.is_hide_set())?;
-        Some(format!(
-            "<br>`{}`: {}",
-            value.get_name(),
-            prose(&help.to_string())
-        ))
-    });
-    told.collect()
-}
-
-/// A text of `--help` in a cell: outside of code nothing in it means anything to Markdown.
+/// Returns a text of `--help` for a cell, with Markdown escaped outside of code.
 fn prose(text: &str) -> String {
     let mut cell = String::new();
     for (place, part) in text.split('`').enumerate() {
@@ -202,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_means_something_to_markdown_is_told_as_it_is_written() {
+    fn markdown_in_a_help_text_is_escaped_outside_of_code() {
         assert_eq!(prose("a <b>|c* [d]\ne"), "a &lt;b>\\|c\\* \\[d\\] e");
         assert_eq!(prose("`<b>|c*` <d>"), "`<b>\\|c*` &lt;d>");
     }
