@@ -10,7 +10,7 @@ use std::fmt;
 
 use crate::{ModelError, ResNet, init::Rule, init::WeightInit};
 
-/// The path of a block's input to its output where the shape changes.
+/// Shortcut of a block that changes the shape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "cli",
@@ -18,7 +18,7 @@ use crate::{ModelError, ResNet, init::Rule, init::WeightInit};
     serde(rename_all = "kebab-case")
 )]
 pub enum Shortcut {
-    /// Every second pixel, with channels of zeros half in front and half behind; no parameters.
+    /// Every second pixel, padded with channels of zeros; no parameters.
     #[default]
     A,
     /// A 1x1 convolution with stride 2 and a batch normalisation.

@@ -13,7 +13,7 @@ use kernels::simd::Isa;
 pub struct Computation {
     /// Kernel implementation.
     pub kernels: Kernels,
-    /// Algorithm of convolutions by our kernels.
+    /// Algorithm of Lockstep's convolutions.
     pub convolution: Convolution,
     /// Instruction set of our kernels; default: the processor's best.
     pub isa: Isa,
@@ -31,15 +31,14 @@ pub struct Computation {
     serde(rename_all = "kebab-case")
 )]
 pub enum Kernels {
-    /// burn's operations one after the other.
+    /// burn's operations, one at a time.
     Stock,
-    /// One fused operation a layer: our own kernels on Flex, composed of burn's operations
-    /// elsewhere.
+    /// One fused operation per layer: Lockstep's kernels on Flex, burn's operations elsewhere.
     #[default]
     Fused,
 }
 
-/// Algorithm of convolutions by our kernels.
+/// Algorithm of Lockstep's convolutions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "cli",
@@ -47,11 +46,10 @@ pub enum Kernels {
     serde(rename_all = "kebab-case")
 )]
 pub enum Convolution {
-    /// Winograd's F(4x4, 3x3) (Lavin and Gray 2015, arXiv 1509.09308) where it is faster, direct
-    /// elsewhere.
+    /// Winograd's F(4x4, 3x3) (Lavin and Gray 2015) if it is faster, otherwise direct.
     #[default]
     Auto,
-    /// Direct everywhere: slower, with a few times less rounding error.
+    /// Always direct: slower, with a few times less rounding error.
     Direct,
 }
 
@@ -66,8 +64,9 @@ impl Convolution {
     }
 }
 
-/// Activations that the backward pass computes again instead of keeping them, in layers that our
-/// kernels fuse on Flex; elsewhere nothing. The bits are the same.
+/// Activations that the backward pass computes again instead of keeping them. The bits are the same.
+///
+/// Applies only to layers that Lockstep's kernels fuse on Flex.
 ///
 /// Source: Chen et al. 2016, "Training deep nets with sublinear memory cost", arXiv 1604.06174;
 /// PyTorch's activation checkpointing.
@@ -81,16 +80,14 @@ pub enum Recompute {
     /// No activation.
     #[default]
     None,
-    /// Outputs of normalisations with their residual and ReLU: a residual network keeps only the
-    /// convolutions' results.
+    /// Outputs of normalisations with residual and ReLU. Only results of convolutions are kept.
     Norms,
-    /// The convolutions' results, by one forward pass more: a residual network keeps what its
-    /// blocks gave.
+    /// Results of convolutions, too, by a second forward pass. Only outputs of blocks are kept.
     Convolutions,
 }
 
-/// The number format of activations and their gradients; parameters, norm statistics, sums and the
-/// optimizer are f32.
+/// Number format of activations and their gradients. Parameters, norm statistics, sums and the
+/// optimizer use f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "cli",
@@ -101,11 +98,10 @@ pub enum Activations {
     /// 32 bits.
     #[default]
     F32,
-    /// bfloat16: 8 bits of exponent, 8 of precision. Needs [`Kernels::Fused`].
+    /// bfloat16: the range of f32, 8 bits of precision. Needs fused kernels.
     Bf16,
-    /// IEEE half precision: 5 bits of exponent, 11 of precision; small gradients need a loss that
-    /// is scaled up. Needs [`Kernels::Fused`]. For GPUs: on Flex its layers are burn's operations
-    /// one after the other, slow.
+    /// IEEE half: up to 65,504, 11 bits of precision. Needs fused kernels and a loss scale. Slow on
+    /// Flex.
     F16,
 }
 

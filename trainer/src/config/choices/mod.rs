@@ -146,8 +146,7 @@ choices! {
     UpdateKind {
         /// In main memory, by Lockstep's own kernel.
         Host,
-        /// On the device, for a single rank that only sums; results are read a step later. Several
-        /// ranks update as host does, while a thread waits for the gradients and copies them.
+        /// On the device, for one rank; results are read one step later. Several ranks: as host.
         Device,
     }
 

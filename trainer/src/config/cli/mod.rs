@@ -42,7 +42,7 @@ use study::{CompareArgs, StudyArgs};
 /// The variable that replaces `--cpu`.
 pub(super) const CPU_VARIABLE: &str = "LOCKSTEP_CPU";
 
-/// Returns a variable of the environment: of other programs, for doctor, or a switch for debugging.
+/// Returns a variable of the environment: a debugging switch, or one of another program.
 pub fn environment(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }
@@ -52,19 +52,19 @@ pub fn environment(variable: &str) -> Option<String> {
 #[command(
     name = "trainer",
     version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
-    after_help = "Without a command: `train` with its defaults, a small network on drawn shapes, no files needed.\n\
-                  On several ranks: `launch`, `slurm submit`, or mpirun or srun; the world size is their number of tasks."
+    after_help = "Without a command the program runs `train` with its defaults: a small network on drawn shapes.\n\
+                  Several ranks: `launch`, `slurm submit`, mpirun or srun; the world size is the number of tasks."
 )]
 pub struct CliOf<A: Args> {
     #[command(subcommand)]
     command: Option<CommandOf<A>>,
 }
 
-/// The command line of the program of the residual networks.
+/// Command line of the program for residual networks.
 pub type Cli = CliOf<ModelArgs>;
 
 impl<A: Args + Default> CliOf<A> {
-    /// The definitions of commands and flags, under the name that this program was started by.
+    /// Returns the definitions of commands and flags, with the name of the started program.
     pub fn definitions() -> clap::Command {
         // So that the range of an option answers a negative number.
         let with_numbers = |argument: Arg| {
@@ -80,7 +80,7 @@ impl<A: Args + Default> CliOf<A> {
         }
     }
 
-    /// Returns the typed flags. Ends the program for a question, such as `--help`, or an error.
+    /// Returns the typed flags. Ends the program after `--help`, `--version` or an error.
     pub fn typed() -> Self {
         let mut definitions = Self::definitions();
         if environment(CPU_VARIABLE).is_some_and(|value| value.is_empty()) {
@@ -106,7 +106,7 @@ impl<A: Args + Default> CliOf<A> {
     }
 }
 
-/// Names the variable in an error about `--cpu`, whose value may come from it.
+/// Adds the variable to an error about `--cpu`, because the value may come from it.
 fn naming_variable(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
         && flag.starts_with("--cpu ")
@@ -117,62 +117,53 @@ fn naming_variable(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// A command of the program of the residual networks.
+/// Command of the program for residual networks.
 pub type Command = CommandOf<ModelArgs>;
 
-/// The commands of a program whose models have the flags `A`.
+/// Commands of a program whose models have the flags `A`.
 #[derive(Debug, Subcommand)]
 pub enum CommandOf<A: Args> {
     /// Train a model.
     Train(Box<WithModel<A, TrainArgs>>),
-    /// Measure the loss and accuracy of weights or of a checkpoint on one split, also for each
-    /// class.
+    /// Measure loss, accuracy and accuracy by class of weights or a checkpoint on one split.
     Eval(Box<WithModel<A, EvalArgs>>),
     /// Name the classes of image files.
     Predict(PredictArgs),
     /// Measure the speed of training steps on random pixels.
     Bench(Box<WithModel<A, BenchArgs>>),
-    /// Print the configuration which `train` with the same flags would run, as TOML for --config.
+    /// Print the configuration of `train` with the same flags, as TOML for --config.
     Config(Box<WithModel<A, TrainArgs>>),
-    /// Check whether a job with these resources would train well: ranks, network, data, disk;
-    /// collective, exit code 1 if not.
+    /// Check ranks, CPUs, network, data and disk of a job, on all ranks; exit code 1 on a failure.
     Doctor(Box<DoctorArgs>),
-    /// Check whether a device computes what the reference computes: PyTorch's numbers, training,
-    /// checkpoints, memory; exit code 1 if not.
+    /// Compare a device with the reference: PyTorch's numbers, training, checkpoints, memory.
     Verify(Box<VerifyArgs>),
-    /// Repeat the first steps of a run and say which tensor of which step differs first, if one
-    /// does; on as many ranks as it had; exit code 3 if so.
+    /// Repeat the first steps of a run and compare the bits; exit code 3 if they differ.
     VerifyRun(VerifyRunArgs),
-    /// Measure latency and bandwidth between ranks and the speed of collectives by size;
-    /// collective.
+    /// Measure latency and bandwidth between ranks, and collectives by size.
     Netbench(NetbenchArgs),
-    /// Predict speed and efficiency on up to thousands of ranks from one step and a network;
-    /// compare measured runs. One rank.
+    /// Predict the speed of thousands of ranks from one step and a network.
     PredictScaling(Box<WithModel<A, PredictScalingArgs>>),
-    /// Make a page, figures and tables of runs, studies, comparisons, predictions and networks; one
-    /// process.
+    /// Write a page with figures and tables of runs, studies, predictions and networks.
     Report(ReportArgs),
-    /// Show a run as it stands: curves, speed, time left, warnings; until q is pressed, or once
-    /// where there is no terminal.
+    /// Show a run live: curves, speed, time left, warnings.
     Watch(WatchArgs),
-    /// Make tar shards of a folder of images, for --dataset shards; one process.
+    /// Write a folder of images as tar shards, for --dataset shards.
     Shard(ShardArgs),
-    /// Start a command of this program on N ranks, by mpirun; with --restarts again when it fails.
+    /// Start a command of this program on N ranks with mpirun, and restart it after failures.
     Launch(LaunchArgs),
-    /// Submit a command of this program to a Slurm cluster, and follow, read or stop its jobs.
+    /// Submit a command of this program to Slurm; show, read or stop its jobs.
     #[command(subcommand)]
     Slurm(SlurmCommand),
     /// Run a study: a matrix of runs, repeated on a quiet machine, with predictions and a report.
     Study(Box<StudyArgs>),
-    /// Do the same job in other frameworks, in turn with ours.
+    /// Compare the same job in Lockstep and in other frameworks, in turn.
     Compare(Box<CompareArgs>),
-    /// Make emulated hosts on this machine, joined by a network of a limited rate, and run ranks on
-    /// them; root.
+    /// Create emulated hosts with a rate-limited network on this machine; needs root.
     #[command(subcommand)]
     Hosts(HostsCommand),
-    /// Print the completions of a shell, to be sourced by it.
+    /// Print the completions of a shell.
     Completions(CompletionsArgs),
-    /// Write a man page for each command, or a page of Markdown of all flags.
+    /// Write a man page for each command, or one Markdown page of all flags.
     Man(ManArgs),
 }
 
