@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{self, Write as _};
 
 use anyhow::{Context, Result};
+use clap::builder::PossibleValue;
 use clap::{Arg, Command};
 use clap_complete::aot;
 use cluster::output::unless_reader_left;
@@ -151,6 +152,12 @@ fn table(flags: &[&Arg], page: &mut String) {
                 help.strip_suffix(" [required]").unwrap_or(&help),
                 "required".to_owned(),
             ),
+        };
+        let is_value = |value: &PossibleValue| value.get_name() == default;
+        let default = if flag.get_possible_values().iter().any(is_value) {
+            format!("`{default}`")
+        } else {
+            default
         };
         let usage = flag.to_string().replace('|', "\\|");
         let _ = writeln!(page, "| `{usage}` | {} | {default} |", prose(meaning));

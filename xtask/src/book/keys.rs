@@ -1,7 +1,7 @@
-//! The page of every key, made from the structs of the files and their comments.
+//! The page of all keys, made from the structs of the files and their comments.
 //!
-//! In: sources. Out: Markdown, a table for each serialized struct or enum.
-//! Invariant: types that are not serialized, or stand among tests, are left out.
+//! In: sources. Out: Markdown with a table for each serialized struct or enum.
+//! Invariant: the page omits types of tests and types that are not serialized.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use cluster::failure::Outcome;
 
 use crate::at;
 
-const HEAD: &str = "# Every key of every file
+const HEAD: &str = "# Keys of all files
 
-`cargo xtask book` writes this page from the structs of the files; [files](files.md) names the folder
-of each file. An unknown value is `null` or left out. Times are in seconds, sizes in bytes, and shares
-from 0 to 1, unless the key or its line has another unit.
+`cargo xtask book` writes this page from the structs of the files. [Files](files.md) names the place
+of each file. An unknown value is `null` or absent. Unless a row has another unit, times are in
+seconds, sizes in bytes, and shares from 0 to 1.
 ";
 
-/// Sources with the files that other programs read; the header of each is its title.
+/// Sources of the files that other programs read. The first line of each is its title.
 const RECORDS: &str = "lab/records/src";
 const CHECKPOINT: [&str; 3] = [
     "trainer/src/run/checkpoint/state.rs",
@@ -45,6 +45,7 @@ pub(super) fn page(root: &Path) -> Outcome<String> {
     let folder = root.join(RECORDS);
     let entries = fs::read_dir(&folder).map_err(at(&folder))?.flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.retain(|path| path.is_file());
     paths.sort();
     let mut sections = Vec::new();
     for path in paths {
@@ -128,18 +129,22 @@ fn serialized(text: &str) -> Vec<Type> {
     let mut attributes = String::new();
     let mut casing = String::new();
     let mut is_open = false;
+    let mut is_attribute = false;
     for line in text.lines().take_while(|line| *line != "#[cfg(test)]") {
         let trimmed = line.trim();
         if let Some(words) = trimmed.strip_prefix("///") {
             comment.push(words.trim());
             continue;
         }
-        if trimmed.starts_with("#[") {
+        if is_attribute || trimmed.starts_with("#[") {
             attributes.push_str(trimmed);
+            is_attribute = !trimmed.ends_with(']');
             continue;
         }
         let code = trimmed.trim_start_matches("pub ");
-        let about = resolved(&comment.join(" "), text);
+        // A section of the comment, such as `# Errors`, is not for this page.
+        let lines = comment.split(|line: &&str| line.starts_with("# ")).next();
+        let about = resolved(lines.unwrap_or_default().join("\n").trim_end(), text);
         let declared = code.strip_prefix("struct ").or(code.strip_prefix("enum "));
         let declared = declared.and_then(|name| name.strip_suffix(" {"));
         if line == "}" {
@@ -166,6 +171,7 @@ fn serialized(text: &str) -> Vec<Type> {
                 false => renamed.unwrap_or_else(|| cased(key, &casing)),
             };
             let holds = holds.to_owned();
+            let about = about.replace('\n', " ");
             found.keys.push(Key { name, holds, about });
         }
         comment.clear();
