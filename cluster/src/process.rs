@@ -57,6 +57,25 @@ pub fn answer(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> 
         .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Returns the standard output of a command; the inner error is its standard error.
+pub fn ask(command: &mut Command) -> Outcome<Result<String, String>> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| cannot_start(command, &error))?;
+    if output.status.success() {
+        return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    Ok(Err(String::from_utf8_lossy(&output.stderr)
+        .trim()
+        .to_owned()))
+}
+
+/// Returns the standard output of a command, which must succeed.
+pub fn ask_for(command: &mut Command) -> Outcome<String> {
+    ask(command)?.map_err(|complaint| Failure::Failed(format!("`{}`: {complaint}", shown(command))))
+}
+
 /// Returns the error for a program that is absent or not executable.
 pub fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
     Failure::Failed(format!(

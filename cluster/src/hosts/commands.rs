@@ -26,7 +26,8 @@ fn space(host: usize) -> String {
     format!("{PREFIX}{}", name(host))
 }
 
-pub(super) fn address(host: usize) -> String {
+/// Returns the address of a host, from 1.
+pub fn address(host: usize) -> String {
     format!("10.98.0.{host}")
 }
 

@@ -26,6 +26,7 @@ use crate::probe;
 use crate::process;
 use crate::run_directory;
 
+pub use self::commands::address;
 pub use self::rate::Rate;
 
 const DEFAULT_COUNT: usize = 2;
@@ -230,11 +231,6 @@ impl Hosts {
         self.count
     }
 
-    /// Returns the address of the host on which [`Hosts::command`] starts a rank.
-    pub fn address(&self, rank: usize) -> String {
-        commands::address(rank % self.count + 1)
-    }
-
     /// Limits the sending rate of every host.
     pub fn set_rate(&self, rate: Rate) -> Outcome {
         for host in 1..=self.count {
@@ -344,41 +340,17 @@ fn down(ends_processes: bool) -> Outcome {
     Ok(())
 }
 
-/// Runs a command; its standard error is the error.
+/// Runs a command.
 fn asked(words: &[String]) -> Outcome {
     let Some((program, arguments)) = words.split_first() else {
         return Ok(());
     };
-    let mut command = Process::new(program);
-    let output = command
-        .args(arguments)
-        .output()
-        .map_err(|error| process::cannot_start(&command, &error))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Failure::Failed(format!(
-        "`{}`: {complaint}",
-        process::shown(&command)
-    )))
+    process::ask_for(Process::new(program).args(arguments)).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranks_are_on_the_hosts_in_turn() {
-        let hosts = Hosts {
-            count: 2,
-            afterwards: None,
-        };
-        assert_eq!(
-            [0, 1, 2].map(|rank| hosts.address(rank)),
-            ["10.98.0.1", "10.98.0.2", "10.98.0.1"]
-        );
-    }
 
     #[test]
     fn hosts_of_another_living_process_are_refused_and_those_of_one_that_is_gone_are_not() {

@@ -14,7 +14,7 @@ mod status;
 mod submit;
 mod target;
 
-use std::process::{Command as Process, Stdio};
+use std::process::Command as Process;
 
 use clap::Subcommand;
 
@@ -26,9 +26,10 @@ pub(crate) use self::array::TASK;
 use self::cancel::CancelArgs;
 use self::logs::LogsArgs;
 use self::request::SubmitArgs;
+pub use self::script::output_name;
 use self::status::StatusArgs;
 pub use self::submit::{check, submit_into};
-pub use self::target::directory_of_run;
+pub use self::target::{directory_of_run, recorded_job};
 
 /// Commands of `trainer slurm`; a job is named by its id or its run's directory.
 #[derive(Debug, Clone, Subcommand)]
@@ -71,25 +72,18 @@ pub enum JobStage {
     Unknown,
 }
 
-/// Returns the stage of a job.
-pub fn stage(job: &str) -> Outcome<JobStage> {
-    Ok(stage_and_reason(job)?.0)
-}
-
 /// Returns the stage of a job and Slurm's reason, `None` without a reason.
-pub fn stage_and_reason(job: &str) -> Outcome<(JobStage, String)> {
+pub fn stage(job: &str) -> Outcome<(JobStage, String)> {
     let rows = queue::of_job(job)?;
-    let stage = match rows.first() {
-        None => JobStage::Unknown,
-        Some(row) if row.is_running() => JobStage::Running,
-        Some(row) if row.is_in_queue() => JobStage::Waiting,
-        Some(_) => JobStage::Ended,
+    let Some(row) = rows.first() else {
+        return Ok((JobStage::Unknown, String::new()));
     };
-    Ok((
-        stage,
-        rows.first()
-            .map_or_else(String::new, |row| row.reason.clone()),
-    ))
+    let stage = match row.is_in_queue() {
+        _ if row.is_running() => JobStage::Running,
+        true => JobStage::Waiting,
+        false => JobStage::Ended,
+    };
+    Ok((stage, row.reason.clone()))
 }
 
 /// Returns a field of `scontrol show job`, while Slurm remembers the job.
@@ -125,25 +119,7 @@ pub fn require() -> Outcome {
     ))
 }
 
-/// Runs a program of Slurm; the inner error is its complaint.
-fn ask(command: &mut Process) -> Outcome<Result<String, String>> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| process::cannot_start(command, &error))?;
-    if output.status.success() {
-        return Ok(Ok(String::from_utf8_lossy(&output.stdout).into_owned()));
-    }
-    Ok(Err(String::from_utf8_lossy(&output.stderr)
-        .trim()
-        .to_owned()))
-}
-
 /// Returns the answer of a program of Slurm.
 fn answer(program: &str, arguments: &[&str]) -> Outcome<String> {
-    let mut command = Process::new(program);
-    command.args(arguments);
-    ask(&mut command)?.map_err(|complaint| {
-        Failure::Failed(format!("`{}`: {complaint}", process::shown(&command)))
-    })
+    process::ask_for(Process::new(program).args(arguments))
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use super::request::of_task;
-use super::{ask, script};
+use super::script;
 use crate::failure::{Failure, Outcome};
 use crate::process;
 
@@ -60,7 +60,7 @@ fn rows(which: &[&str]) -> Outcome<Vec<QueuedJob>> {
     command
         .args(["--noheader", "--array", &format!("--format={FORMAT}")])
         .args(which);
-    match ask(&mut command)? {
+    match process::ask(&mut command)? {
         Ok(text) => text
             .lines()
             .filter(|line| !line.trim().is_empty())

@@ -13,7 +13,7 @@ use std::process::Command as Process;
 use clap::Parser;
 
 use super::request::{Request, SubmitArgs};
-use super::{ask, queue, require, script, target};
+use super::{queue, require, script, target};
 use crate::failure::{Failure, Outcome};
 use crate::mpirun;
 use crate::options;
@@ -124,7 +124,7 @@ fn submit(file: &Path) -> Outcome<String> {
         }
     }
     let shown = format!("sbatch --parsable {}", process::quoted(file));
-    let answer = ask(&mut command)?.map_err(|complaint| {
+    let answer = process::ask(&mut command)?.map_err(|complaint| {
         Failure::Failed(format!(
             "`{shown}` refused the job: {complaint}; the script is kept"
         ))

@@ -79,7 +79,7 @@ pub fn directory_of_run(word: &str) -> Outcome<PathBuf> {
 }
 
 /// Returns the last job of a run.
-pub(super) fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
+pub fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
     let file = directory.join(JOBS);
     if !file.exists() {
         return Ok(None);

@@ -6,14 +6,13 @@
 
 use std::path::{Path, PathBuf};
 
-use records::{ATTEMPT_SCHEMA, AttemptRecord, Quiet, Status};
+use records::{ATTEMPT_SCHEMA, AttemptRecord, Status};
 use serde_json::Value;
 
 use crate::cell::Cell;
 use crate::file::Kind;
 use crate::peers::{our_epochs, peer_result};
-use cluster::failure::Outcome;
-use cluster::{json, run_directory};
+use cluster::json;
 
 /// Cell, repetition and number of an attempt.
 #[derive(Clone, Copy, Debug)]
@@ -21,43 +20,6 @@ pub(crate) struct Attempt<'a> {
     pub(crate) cell: &'a Cell,
     pub(crate) repetition: usize,
     pub(crate) number: usize,
-}
-
-/// The end of an attempt.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) status: Status,
-    /// Reason for a status other than ok.
-    pub(crate) why: Option<String>,
-    pub(crate) started: Option<String>,
-    pub(crate) seconds: Option<f64>,
-    pub(crate) command: String,
-    pub(crate) quiet: Option<Quiet>,
-    pub(crate) result: Value,
-}
-
-impl Default for Ended {
-    fn default() -> Self {
-        Ended {
-            status: Status::Ok,
-            why: None,
-            started: None,
-            seconds: None,
-            command: String::new(),
-            quiet: None,
-            result: Value::Null,
-        }
-    }
-}
-
-impl Ended {
-    pub(crate) fn failed(why: String) -> Self {
-        Ended {
-            status: Status::Failed,
-            why: Some(why),
-            ..Ended::default()
-        }
-    }
 }
 
 impl Attempt<'_> {
@@ -71,13 +33,6 @@ impl Attempt<'_> {
     /// Returns the mark by which the watch recognises the processes of the attempt.
     pub(crate) fn mark(&self, study: &str) -> String {
         format!("{study}/{}", self.directory().display())
-    }
-
-    /// Makes an empty directory; files in it are of an interrupted attempt.
-    pub(crate) fn make_directory(&self, study: &Path) -> Outcome<PathBuf> {
-        let directory = study.join(self.directory());
-        run_directory::fresh(&directory)?;
-        Ok(directory)
     }
 
     /// Returns the seed of a training: each repetition has its own, beginning with the cell's. With
@@ -99,10 +54,9 @@ impl Attempt<'_> {
             }
         }
         let (flag, name) = match self.cell.kind {
-            _ if self.cell.peer().is_some() => return words,
-            Kind::Bench => return words,
-            Kind::Train => ("--output-dir", "run"),
+            Kind::Train if self.cell.peer().is_none() => ("--output-dir", "run"),
             Kind::Netbench => ("--output", "network.json"),
+            Kind::Train | Kind::Bench => return words,
         };
         words.extend([flag.to_owned(), directory.join(name).display().to_string()]);
         words
@@ -144,88 +98,73 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns the line of `records.jsonl`.
-    pub(crate) fn record(&self, ended: Ended) -> AttemptRecord {
+    /// Returns the line of `records.jsonl` for an attempt without a result.
+    pub(crate) fn record(&self) -> AttemptRecord {
         AttemptRecord {
             schema: ATTEMPT_SCHEMA.to_owned(),
             cell: self.cell.id.clone(),
             repetition: self.repetition as u64,
             attempt: self.number as u64,
-            status: ended.status,
-            why: ended.why,
-            started: ended.started,
-            seconds: ended.seconds.map(|seconds| (seconds * 1e3).round() / 1e3),
-            command: ended.command,
+            status: Status::Failed,
+            why: None,
+            started: None,
+            seconds: None,
+            command: String::new(),
             directory: self.directory().display().to_string(),
-            quiet: ended.quiet,
-            result: ended.result,
+            quiet: None,
+            result: Value::Null,
         }
     }
-}
-
-/// Returns begin and end of the measured steps, seconds since 1970, if the result has them.
-pub(crate) fn measured_unix_s(result: &Value) -> Option<[f64; 2]> {
-    let measured = result["measured_unix_s"].as_array()?;
-    Some([measured.first()?.as_f64()?, measured.get(1)?.as_f64()?])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::tests::study;
+    use cluster::run_directory::write;
     use serde_json::json;
-    use std::fs;
 
     fn cell(kind: &str) -> Cell {
-        let batch = if kind == "netbench" {
-            ""
-        } else {
-            "batch_size_per_rank = 8\n"
-        };
-        study(&format!(
-            "[[matrix]]\nkind = \"{kind}\"\nranks = 2\n{batch}"
-        ))
-        .unwrap()
-        .1
-        .remove(0)
+        let text = format!("[[matrix]]\nkind = \"{kind}\"\nranks = 2\nbatch_size_per_rank = 8\n");
+        study(&text).unwrap().1.remove(0)
+    }
+
+    fn attempt(cell: &Cell, repetition: usize) -> Attempt<'_> {
+        Attempt {
+            cell,
+            repetition,
+            number: 2,
+        }
     }
 
     #[test]
-    fn a_benchs_result_is_its_last_object_with_a_speed() {
+    fn the_result_of_bench_is_its_last_object_with_a_speed() {
         let cell = cell("bench");
-        let attempt = Attempt {
-            cell: &cell,
-            repetition: 1,
-            number: 2,
-        };
-        let output = "start\n{\"images_per_second\": 1.0}\n{\"images_per_second\": 2.5}\n{\"other\": 1}\n--- end\n";
-        assert_eq!(
-            attempt.result(Path::new("/nonexistent"), output).unwrap()["images_per_second"],
-            2.5
-        );
-        let mixed = "{\"images_per_second\": 3.5}warning: speeds vary\n\n";
-        assert_eq!(
-            attempt.result(Path::new("/nonexistent"), mixed).unwrap()["images_per_second"],
-            3.5
-        );
-        assert!(
-            attempt
-                .result(Path::new("/nonexistent"), "{broken\n")
-                .unwrap_err()
-                .contains("got none")
-        );
+        let attempt = attempt(&cell, 1);
+        for (output, expected) in [
+            (
+                "start\n{\"images_per_second\": 1.0}\n{\"images_per_second\": 2.5}\n{\"other\": 1}\n--- end\n",
+                Ok(2.5),
+            ),
+            (
+                "{\"images_per_second\": 3.5}warning: speeds vary\n\n",
+                Ok(3.5),
+            ),
+            ("{broken\n", Err("got none")),
+        ] {
+            match (attempt.result(Path::new("/nonexistent"), output), expected) {
+                (Ok(result), Ok(speed)) => assert_eq!(result["images_per_second"], speed),
+                (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
+                (result, _) => panic!("{output}: {result:?}"),
+            }
+        }
         assert!(attempt.directory().ends_with(format!("{}/r1a2", cell.id)));
     }
 
     #[test]
-    fn repetitions_of_a_training_have_seeds_from_that_of_the_cell_on() {
+    fn repetitions_of_a_training_have_consecutive_seeds_from_the_seed_of_the_cell() {
         let with_seed = |cell: &Cell, repetition| {
-            let words = Attempt {
-                cell,
-                repetition,
-                number: 1,
-            }
-            .words(Path::new("/d"));
+            let words = attempt(cell, repetition).words(Path::new("/d"));
             let place = words.iter().position(|word| word == "--seed");
             place.map(|place| words[place + 1].clone())
         };
@@ -245,52 +184,15 @@ mod tests {
     #[test]
     fn a_training_that_stopped_early_has_no_result() {
         let cell = cell("train");
-        let attempt = Attempt {
-            cell: &cell,
-            repetition: 1,
-            number: 1,
-        };
+        let attempt = attempt(&cell, 1);
         let directory = tempfile::tempdir().unwrap();
         assert!(attempt.words(directory.path()).join(" ").ends_with("/run"));
-        fs::create_dir_all(directory.path().join("run")).unwrap();
-        assert!(
-            attempt
-                .result(directory.path(), "")
-                .unwrap_err()
-                .contains("run/summary.json")
-        );
+        let missing = attempt.result(directory.path(), "").unwrap_err();
+        assert!(missing.contains("run/summary.json"), "{missing}");
         for (stopped, is_result) in [(true, false), (false, true)] {
-            fs::write(
-                directory.path().join("run/summary.json"),
-                json!({ "stopped_early": stopped }).to_string(),
-            )
-            .unwrap();
+            let summary = json!({ "stopped_early": stopped }).to_string();
+            write(&directory.path().join("run/summary.json"), &summary).unwrap();
             assert_eq!(attempt.result(directory.path(), "").is_ok(), is_result);
         }
-    }
-
-    #[test]
-    fn a_record_has_everything_that_is_known() {
-        let cell = cell("netbench");
-        let attempt = Attempt {
-            cell: &cell,
-            repetition: 2,
-            number: 1,
-        };
-        let ended = Ended {
-            status: Status::Failed,
-            why: Some("no".into()),
-            started: None,
-            seconds: Some(1.23456),
-            command: "a b".into(),
-            quiet: None,
-            result: Value::Null,
-        };
-        let record = attempt.record(ended);
-        assert_eq!(
-            (record.schema.as_str(), record.status),
-            (ATTEMPT_SCHEMA, Status::Failed)
-        );
-        assert_eq!((record.seconds, record.repetition), (Some(1.235), 2));
     }
 }

@@ -47,6 +47,16 @@ pub(crate) enum Place {
     Slurm { hosts: usize },
 }
 
+impl Place {
+    /// Returns the number of machines or nodes.
+    pub(crate) fn hosts(&self) -> usize {
+        match self {
+            Place::Machine => 1,
+            Place::Hosts { hosts, .. } | Place::Slurm { hosts } => *hosts,
+        }
+    }
+}
+
 /// The launcher of the ranks on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RankLauncher {
@@ -56,15 +66,14 @@ pub(crate) enum RankLauncher {
 }
 
 impl RankLauncher {
-    pub(crate) const ALL: [(&str, RankLauncher); 3] = [
-        ("plain", RankLauncher::Plain),
-        ("mpirun", RankLauncher::Mpirun),
-        ("srun", RankLauncher::Srun),
-    ];
+    pub(crate) const ALL: [Self; 3] = [Self::Plain, Self::Mpirun, Self::Srun];
 
     pub(crate) fn name(self) -> &'static str {
-        let known = Self::ALL.iter().find(|(_, launcher)| *launcher == self);
-        known.map_or("", |(name, _)| name)
+        match self {
+            RankLauncher::Plain => "plain",
+            RankLauncher::Mpirun => "mpirun",
+            RankLauncher::Srun => "srun",
+        }
     }
 
     /// Returns the launcher of as many processes: several that need MPI are never plain.
@@ -108,23 +117,37 @@ impl Cell {
         self.framework.filter(|framework| !framework.is_ours())
     }
 
+    /// Returns whether the cell runs as a job of Slurm.
+    pub(crate) fn is_job(&self) -> bool {
+        matches!(self.place, Place::Slurm { .. })
+    }
+
     /// Returns the launcher of the ranks: several that need MPI are never plain processes.
     pub(crate) fn launcher(&self) -> RankLauncher {
         self.wanted.among(self.world_size, self.framework)
     }
 
-    /// Returns Lockstep's measurement of the same job.
-    pub(crate) fn as_ours(&self) -> Cell {
-        let mut arguments = vec![Kind::Bench.name().to_owned()];
+    /// Returns the words of Lockstep's `bench` on the same job, with other values of some keys.
+    pub(crate) fn bench_words(&self, others: &[(&str, String)]) -> Vec<String> {
+        let mut words = vec![Kind::Bench.name().to_owned()];
         for key in OF_FRAMEWORKS {
-            let value = self.setting(key);
-            if !value.is_empty() && !["data_dir", "epochs", "seed"].contains(&key) {
-                arguments.extend([format!("--{}", key.replace('_', "-")), value]);
+            let other = others.iter().find(|(name, _)| *name == key);
+            let value = other.map_or_else(|| self.setting(key), |(_, value)| value.clone());
+            let is_of_images = ["data_dir", "epochs"].contains(&key)
+                || (self.kind == Kind::Train && ["image_size", "num_classes"].contains(&key));
+            if !value.is_empty() && !is_of_images && (key != "seed" || other.is_some()) {
+                words.extend([format!("--{}", key.replace('_', "-")), value]);
             }
         }
-        arguments.push("--json".to_owned());
+        words
+    }
+
+    /// Returns Lockstep's measurement of the same job.
+    pub(crate) fn as_ours(&self) -> Cell {
         let ours = Framework::Lockstep;
         let peer = self.framework.map_or("", Framework::word);
+        let mut arguments = self.bench_words(&[]);
+        arguments.push("--json".to_owned());
         let launcher = self.wanted.among(self.world_size, Some(ours));
         let mut settings = self.settings.clone();
         settings.insert("framework".to_owned(), json!(ours.word()));

@@ -11,15 +11,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use clap::Args;
-use records::{STUDY_SCHEMA, Study};
 
-use crate::batch;
 use crate::cell::{Cell, Place};
 use crate::changes;
 use crate::directory;
 use crate::file::StudyFile;
 use crate::flags;
-use crate::machine;
+use crate::job;
 use crate::plan;
 use crate::quiet::MARK;
 use crate::session::{self, StudyRunner};
@@ -29,8 +27,6 @@ use cluster::options;
 use cluster::output::{self, say};
 use cluster::process;
 use cluster::slurm;
-
-const WARM_UP: &str = "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
 
 const DETAILS: &str = "\
 Example: trainer study lab/studies/two-hosts.toml
@@ -101,7 +97,7 @@ impl StudyArgs {
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
         for cell in &chosen {
-            batch::check(&file, cell)?;
+            job::check(&file, cell)?;
         }
         if self.dry_run {
             return output::result(&listed(&chosen));
@@ -115,25 +111,24 @@ impl StudyArgs {
             again_disturbed: self.again_disturbed,
         };
         let (failed, directory) = measure(&file, &cells, &chosen, &directory, &trainer, options)?;
-        let mut failures: Vec<String> = Vec::new();
-        if !self.no_report
-            && let Err(failure) = report(&trainer, &directory)
-        {
-            failures.push(failure.to_string());
+        let mut reported = Ok(());
+        if !self.no_report {
+            let mut command = Process::new(&trainer);
+            command.arg("report").arg(&directory);
+            command.arg("--output").arg(directory.join("report"));
+            reported = process::run(command);
         }
-        if !failed.is_empty() {
-            failures.push(format!(
-                "{} of {} cells have failed runs: {}. See `why` in {}/records.jsonl; the same command tries them again.",
-                failed.len(),
-                chosen.len(),
-                failed.join(", "),
-                directory.display()
-            ));
+        if failed.is_empty() {
+            return reported;
         }
-        match failures.is_empty() {
-            true => Ok(()),
-            false => Err(Failure::Failed(failures.join("; "))),
-        }
+        Err(Failure::Failed(format!(
+            "{} of {} cells have failed runs: {}. See `why` in {}/records.jsonl. The same command \
+             repeats the failed runs.",
+            failed.len(),
+            chosen.len(),
+            failed.join(", "),
+            directory.display()
+        )))
     }
 
     /// Reads the file with the changes of the command line.
@@ -178,10 +173,15 @@ pub(crate) fn measure(
     let directory = std::path::absolute(directory)
         .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
     refuse_switches(std::env::vars_os())?;
-    check_places(chosen)?;
+    let has = |is_place: fn(&Place) -> bool| chosen.iter().any(|cell| is_place(&cell.place));
+    if has(|place| matches!(place, Place::Hosts { .. })) {
+        hosts::require()?;
+    }
+    if has(|place| matches!(place, Place::Slurm { .. })) {
+        slurm::require()?;
+    }
     let _lock = directory::lock(&directory)?;
     let mut session = StudyRunner::open(file, cells, &directory, trainer, options)?;
-    write_study(file, &session, &directory)?;
     say!(
         "study {}: {}, {}",
         file.name,
@@ -189,20 +189,21 @@ pub(crate) fn measure(
         directory.display()
     );
     let failed = session.run(chosen)?;
-    Ok((failed, directory.clone()))
+    drop(session);
+    Ok((failed, directory))
 }
 
 /// Lists the cells for a dry run.
 fn listed(cells: &[&Cell]) -> String {
     let mut text = String::new();
     for cell in cells {
-        let processes = match cell.world_size {
-            1 => "process",
-            _ => "processes",
-        };
         let program = match cell.peer() {
             Some(_) => "peers/run.py",
             None => "trainer",
+        };
+        let processes = match cell.world_size {
+            1 => "process",
+            _ => "processes",
         };
         let words: Vec<String> = cell.arguments.iter().map(process::quoted).collect();
         text.push_str(&format!(
@@ -221,68 +222,6 @@ fn listed(cells: &[&Cell]) -> String {
         records::counted(runs, "run")
     ));
     text
-}
-
-/// Refuses places that this machine does not have, before anything is started.
-fn check_places(cells: &[&Cell]) -> Outcome {
-    if cells
-        .iter()
-        .any(|cell| matches!(cell.place, Place::Hosts { .. }))
-    {
-        hosts::require()?;
-    }
-    if cells
-        .iter()
-        .any(|cell| matches!(cell.place, Place::Slurm { .. }))
-    {
-        slurm::require()?;
-    }
-    Ok(())
-}
-
-/// Returns the study.json of an earlier start, if it can be read.
-pub(crate) fn earlier(directory: &Path) -> Option<Study> {
-    let text = records::file::read_to_string(&directory.join("study.json")).ok()?;
-    records::from_value(serde_json::from_str(&text).ok()?).ok()
-}
-
-/// Writes study.json; a resumed study keeps the time, program and machine of its first start.
-pub(crate) fn write_study(
-    file: &StudyFile,
-    session: &StudyRunner<'_>,
-    directory: &Path,
-) -> Outcome {
-    let earlier = earlier(directory).unwrap_or_default();
-    let first = session.starts.first.clone();
-    let study = Study {
-        schema: STUDY_SCHEMA.to_owned(),
-        name: file.name.clone(),
-        title: file.title.clone(),
-        about: file.about.clone(),
-        cells: session.plan(),
-        earlier_cells: session.earlier_cells(),
-        created: earlier.created.or_else(machine::now),
-        commit: first.commit,
-        program_sha256: first.program_sha256,
-        machine: first.machine,
-        later_starts: session.starts.later.clone(),
-        toml: file.text.clone(),
-        set: file.changes.to_string(),
-        warmup: WARM_UP.to_owned(),
-        images_per_second_means: machine::IMAGES_PER_SECOND_MEANS.to_owned(),
-        target_accuracy: file.target_accuracy,
-    };
-    cluster::json::write(&directory.join("study.json"), &study)
-}
-
-fn report(trainer: &Path, directory: &Path) -> Outcome {
-    let mut command = Process::new(trainer);
-    command
-        .arg("report")
-        .arg(directory)
-        .arg("--output")
-        .arg(directory.join("report"));
-    process::run(command)
 }
 
 /// Variables that change no measurement.
@@ -321,18 +260,13 @@ mod tests {
         assert!(listed.ends_with("\n1 cell, 3 runs\n"), "{listed}");
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_named_pipe_in_place_of_the_document_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(
-            std::process::Command::new("mkfifo")
-                .arg(folder.path().join("study.json"))
-                .status()
-                .unwrap()
-                .success()
-        );
-        assert!(earlier(folder.path()).is_none());
+        let pipe = folder.path().join("study.json");
+        let made = Process::new("mkfifo").arg(pipe).status().unwrap();
+        assert!(made.success());
+        assert!(session::read(folder.path()).is_none());
         let refusal = directory::check(folder.path()).unwrap_err().to_string();
         assert!(refusal.contains("hoose another --output"), "{refusal}");
     }

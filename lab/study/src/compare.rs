@@ -20,7 +20,7 @@ use crate::file::StudyFile;
 use crate::flags;
 use crate::journal::Records;
 use crate::plan;
-use crate::session::Options;
+use crate::session::{self, Options};
 use cluster::cores;
 use cluster::failure::{Failure, Outcome};
 use cluster::options::{self, Installing};
@@ -48,17 +48,17 @@ const EPOCH_LIMIT_S: usize = 3600;
 #[command(after_help = DETAILS)]
 pub struct CompareArgs {
     /// Other frameworks [default: pytorch,horovod,tensorflow,mxnet,jax]
-    #[arg(long, value_name = "LIST")]
-    with: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    with: Option<Vec<String>>,
 
     /// Networks: resnet<6n+2>; with PyTorch and Horovod also ImageNet's resnet18, 34, 50, 101, 152
     /// [default: resnet20]
-    #[arg(long, value_name = "LIST")]
-    models: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    models: Option<Vec<String>>,
 
     /// Numbers of ranks [default: 1,2]
-    #[arg(long, value_name = "LIST")]
-    ranks: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = options::count)]
+    ranks: Option<Vec<usize>>,
 
     /// Compute threads of a rank [default: 1]
     #[arg(long, value_name = "N", value_parser = options::count)]
@@ -69,8 +69,8 @@ pub struct CompareArgs {
     batch_size_per_rank: Option<usize>,
 
     /// Number formats: f32, bf16 or both [default: f32]
-    #[arg(long, value_name = "LIST")]
-    dtype: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    dtype: Option<Vec<String>>,
 
     /// Measured steps of a round [default: 8]
     #[arg(long, value_name = "N", value_parser = options::count)]
@@ -98,15 +98,15 @@ pub struct CompareArgs {
     launcher: Option<String>,
 
     /// Epochs of trainings on images, for accuracy [default: none]
-    #[arg(long, value_name = "N", value_parser = options::count)]
+    #[arg(long, value_name = "N", value_parser = options::count, requires = "data_dir")]
     epochs: Option<usize>,
 
     /// Seeds of these trainings [default: 3]
-    #[arg(long, value_name = "N", value_parser = options::count)]
+    #[arg(long, value_name = "N", value_parser = options::count, requires = "epochs")]
     seeds: Option<usize>,
 
     /// Folder of their images: train/<class>/* and test/<class>/* [default: none]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", requires = "epochs")]
     data_dir: Option<PathBuf>,
 
     /// Directory of the results [default: runs/comparison]
@@ -169,7 +169,7 @@ impl CompareArgs {
         };
         let (failed, directory) =
             command::measure(&file, &cells, &chosen, directory, &trainer, options)?;
-        let study = command::earlier(&directory).unwrap_or_default();
+        let study = session::read(&directory).unwrap_or_default();
         self.print(&study, &directory)?;
         match failed.first() {
             None => Ok(()),
@@ -210,180 +210,100 @@ impl CompareArgs {
 
     /// Returns the text of the study's file.
     fn study(&self) -> Outcome<String> {
-        let with = self
-            .with
-            .as_deref()
-            .unwrap_or("pytorch,horovod,tensorflow,mxnet,jax");
-        let mut frameworks = vec!["lockstep".to_owned()];
-        if !with.trim().is_empty() {
-            frameworks.extend(words("--with", with)?);
-        }
-        let frameworks = texts(&frameworks);
-        let models = words("--models", self.models.as_deref().unwrap_or("resnet20"))?;
-        let dtypes = texts(&words("--dtype", self.dtype.as_deref().unwrap_or("f32"))?);
-        let mut ranks = Vec::new();
-        for word in words("--ranks", self.ranks.as_deref().unwrap_or("1,2"))? {
-            match word.parse::<i64>() {
-                Ok(count) if count > 0 => ranks.push(Value::Integer(count)),
-                _ => {
-                    let text = format!("--ranks: expected whole numbers from 1, got `{word}`");
-                    return Err(Failure::Usage(text));
-                }
-            }
-        }
+        let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        let others = self.with.clone();
+        let others: Vec<String> =
+            others.unwrap_or_else(|| list(&["pytorch", "horovod", "tensorflow", "mxnet", "jax"]));
+        // `--with ""` measures Lockstep only.
+        let others = others.into_iter().filter(|word| !word.is_empty());
+        let frameworks: Vec<String> = list(&["lockstep"]).into_iter().chain(others).collect();
+        let frameworks = array(frameworks);
+        let models = self.models.clone().unwrap_or_else(|| list(&["resnet20"]));
+        let model = |name: &String| {
+            let size = match IMAGENET.contains(&name.as_str()) {
+                true => ", image_size = 224, num_classes = 1000",
+                false => "",
+            };
+            format!("{{ model = {}{size} }}", Value::from(name.as_str()))
+        };
+        let jobs: Vec<String> = models.iter().map(model).collect();
         let launcher = self.launcher.as_deref().unwrap_or("plain");
-        let place = match launcher.split_once(':') {
-            Some(_) => ("network", launcher),
-            None => ("launcher", launcher),
+        let place = match launcher.contains(':') {
+            true => "network",
+            false => "launcher",
         };
-        let model = |model: &String| {
-            let mut together = Table::new();
-            together.insert("model".to_owned(), Value::from(model.as_str()));
-            if IMAGENET.contains(&model.as_str()) {
-                together.insert("image_size".to_owned(), Value::Integer(224));
-                together.insert("num_classes".to_owned(), Value::Integer(1000));
-            }
-            Value::Table(together)
-        };
-        let count =
-            |given: Option<usize>, default: usize| Value::Integer(given.unwrap_or(default) as i64);
-        let batch = count(self.batch_size_per_rank, 128);
-        let bench = table_of([
-            ("framework", frameworks.clone()),
-            ("model", Value::Array(models.iter().map(model).collect())),
-            ("dtype", dtypes.clone()),
-            ("ranks", Value::Array(ranks)),
-            ("threads", count(self.threads, 1)),
-            ("batch_size_per_rank", batch.clone()),
-            ("steps", count(self.steps, 8)),
-            ("warmup_steps", count(self.warmup_steps, 2)),
-            (place.0, Value::from(place.1)),
-        ]);
-        let mut matrices = vec![bench];
-        let mut limit_s = self.timeout.unwrap_or(300);
-        if let Some((epochs, data_dir)) = self.images()? {
-            limit_s = limit_s.max(EPOCH_LIMIT_S * epochs);
-            matrices.push(table_of([
-                ("kind", Value::from("train")),
-                ("framework", frameworks),
-                ("model", texts(&models)),
-                ("dtype", dtypes),
-                ("threads", Value::Integer(cores::available() as i64)),
-                ("batch_size_per_rank", batch),
-                ("epochs", Value::Integer(epochs as i64)),
-                ("data_dir", Value::from(data_dir.display().to_string())),
-                ("repetitions", count(self.seeds, 3)),
-            ]));
-        }
-        let settings = self.peer_settings.as_deref().unwrap_or("best");
-        let mut peers = Table::new();
-        peers.insert("settings".to_owned(), Value::from(settings));
-        peers.insert(
-            "install".to_owned(),
-            Value::from(!self.installing.no_install),
+        let shared = format!(
+            "framework = {frameworks}\ndtype = {}\nbatch_size_per_rank = {}\n",
+            array(self.dtype.clone().unwrap_or_else(|| list(&["f32"]))),
+            self.batch_size_per_rank.unwrap_or(128)
         );
-        if let Some(folder) = &self.peers_dir {
-            let folder = std::path::absolute(folder)
-                .map_err(|error| Failure::Usage(format!("--peers-dir: {error}")))?;
-            peers.insert(
-                "folder".to_owned(),
-                Value::from(folder.display().to_string()),
+        let mut limit_s = self.timeout.unwrap_or(300);
+        let mut trainings = String::new();
+        if let Some((epochs, data_dir)) = self.epochs.zip(self.data_dir.as_deref()) {
+            limit_s = limit_s.max(EPOCH_LIMIT_S * epochs);
+            trainings = format!(
+                "[[matrix]]\nkind = \"train\"\n{shared}model = {}\nthreads = {}\nepochs = {epochs}\n\
+                 data_dir = {}\nrepetitions = {}\n",
+                array(models),
+                cores::available(),
+                images(data_dir)?,
+                self.seeds.unwrap_or(3)
             );
         }
-        let file = table_of([
-            ("name", Value::from("comparison")),
-            ("title", Value::from("The same job in other frameworks")),
-            ("about", Value::from("Written by `trainer compare`.")),
-            ("repetitions", count(self.rounds, 6)),
-            ("attempts", count(self.attempts, 3)),
-            ("quiet_cores", Value::Float(self.quiet_cores.unwrap_or(0.2))),
-            ("quiet_patience_s", Value::Integer(30)),
-            ("limit_s", Value::Integer(limit_s as i64)),
-            ("peers", Value::Table(peers)),
-            (
-                "matrix",
-                Value::Array(matrices.into_iter().map(Value::Table).collect()),
-            ),
-        ]);
-        toml::to_string(&file).map_err(|error| Failure::Failed(error.to_string()))
-    }
-
-    /// Returns the epochs and the folder of the trainings, if they are asked for.
-    fn images(&self) -> Outcome<Option<(usize, PathBuf)>> {
-        let refused = |text: &str| Err(Failure::Usage(text.to_owned()));
-        let (epochs, folder) = match (self.epochs, &self.data_dir) {
-            (None, None) if self.seeds.is_some() => {
-                return refused("--seeds has no effect without --epochs and --data-dir. Add both.");
-            }
-            (None, None) => return Ok(None),
-            (Some(_), None) => return refused("--epochs needs the images: add --data-dir."),
-            (None, Some(_)) => {
-                return refused("--data-dir has no effect without --epochs. Add --epochs.");
-            }
-            (Some(epochs), Some(folder)) => (epochs, folder),
+        let folder = match &self.peers_dir {
+            Some(folder) => format!("folder = {}\n", absolute("--peers-dir", folder)?),
+            None => String::new(),
         };
-        let failed = |error: std::io::Error| {
-            Failure::Usage(format!("--data-dir: {}: {error}", folder.display()))
-        };
-        // Absolute, as records name the folder and peers may start elsewhere.
-        let folder = std::path::absolute(folder).map_err(failed)?;
-        for split in ["train", "test"] {
-            if !folder.join(split).is_dir() {
-                return Err(Failure::Usage(format!(
-                    "--data-dir: {}: no {split} (expected train/<class>/* and test/<class>/*)",
-                    folder.display()
-                )));
-            }
-        }
-        let entries = fs::read_dir(folder.join("train")).map_err(failed)?;
-        let mut num_classes = 0;
-        for entry in entries {
-            let entry = entry.map_err(failed)?;
-            let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            num_classes += usize::from(entry.path().is_dir() && !is_hidden);
-        }
-        if num_classes != NUM_CLASSES {
-            return Err(Failure::Usage(format!(
-                "--data-dir: {}: the initial weights have {NUM_CLASSES} classes (expected {NUM_CLASSES} class folders \
-                 in train, got {num_classes})",
-                folder.display()
-            )));
-        }
-        Ok(Some((epochs, folder)))
+        Ok(format!(
+            "name = \"comparison\"\n\
+             title = \"The same job in other frameworks\"\n\
+             about = \"Written by `trainer compare`.\"\n\
+             repetitions = {}\nattempts = {}\nquiet_cores = {:?}\nquiet_patience_s = 30\nlimit_s = {limit_s}\n\
+             \n[peers]\nsettings = {}\ninstall = {}\n{folder}\
+             \n[[matrix]]\n{shared}model = [{}]\nranks = {:?}\nthreads = {}\nsteps = {}\nwarmup_steps = {}\n\
+             {place} = {}\n\n{trainings}",
+            self.rounds.unwrap_or(6),
+            self.attempts.unwrap_or(3),
+            self.quiet_cores.unwrap_or(0.2),
+            Value::from(self.peer_settings.as_deref().unwrap_or("best")),
+            !self.installing.no_install,
+            jobs.join(", "),
+            self.ranks.as_deref().unwrap_or(&[1, 2]),
+            self.threads.unwrap_or(1),
+            self.steps.unwrap_or(8),
+            self.warmup_steps.unwrap_or(2),
+            Value::from(launcher)
+        ))
     }
 }
 
-/// Returns the words of a comma-separated list, each once.
-fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
-    let words: Vec<String> = list.split(',').map(|word| word.trim().to_owned()).collect();
-    for (index, word) in words.iter().enumerate() {
-        if word.is_empty() {
-            let text = format!("{flag}: expected words between the commas, got `{list}`");
-            return Err(Failure::Usage(text));
-        }
-        if words[..index].contains(word) {
-            return Err(Failure::Usage(format!(
-                "{flag}: `{word}` is given twice. Keep one."
-            )));
-        }
+/// Returns the folder of the trainings' images.
+fn images(folder: &Path) -> Outcome<Value> {
+    let is_class = |entry: &fs::DirEntry| {
+        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        entry.path().is_dir() && !is_hidden
+    };
+    let entries = fs::read_dir(folder.join("train")).into_iter().flatten();
+    let num_classes = entries.flatten().filter(is_class).count();
+    if num_classes != NUM_CLASSES || !folder.join("test").is_dir() {
+        return Err(Failure::Usage(format!(
+            "--data-dir: {}: the initial weights have {NUM_CLASSES} classes (expected test/<class>/* and \
+             {NUM_CLASSES} class folders in train, got {num_classes})",
+            folder.display()
+        )));
     }
-    Ok(words)
+    absolute("--data-dir", folder)
 }
 
-fn texts(words: &[String]) -> Value {
-    Value::Array(
-        words
-            .iter()
-            .map(|word| Value::from(word.as_str()))
-            .collect(),
-    )
+/// Returns an absolute path: records name the folder, and peers may start elsewhere.
+fn absolute(flag: &str, path: &Path) -> Outcome<Value> {
+    let path = std::path::absolute(path)
+        .map_err(|error| Failure::Usage(format!("{flag}: {}: {error}", path.display())))?;
+    Ok(Value::from(path.display().to_string()))
 }
 
-fn table_of<const N: usize>(entries: [(&str, Value); N]) -> Table {
-    let entries = entries
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), value));
-    entries.collect()
+fn array(words: Vec<String>) -> Value {
+    Value::Array(words.into_iter().map(Value::from).collect())
 }
 
 /// Returns the rows as Markdown: in each job ours first, then what counts by its speed, then the
@@ -395,33 +315,25 @@ fn table(rows: &[ComparisonRow]) -> String {
 "
     .to_owned();
     let mut sorted: Vec<&ComparisonRow> = rows.iter().collect();
-    sorted.sort_by(|a, b| {
-        let job = |row: &ComparisonRow| (row.model.clone(), row.dtype.clone(), row.ranks);
-        let place = |row: &ComparisonRow| (!row.is_ours(), !row.counts, row.speed().is_none());
-        let by_speed = b
-            .speed()
-            .unwrap_or(0.0)
-            .total_cmp(&a.speed().unwrap_or(0.0));
-        job(a)
-            .cmp(&job(b))
-            .then(place(a).cmp(&place(b)))
-            .then(by_speed)
+    let speed = |row: &ComparisonRow| row.speed().unwrap_or(0.0);
+    sorted.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
+    sorted.sort_by_key(|row| {
+        let job = (row.model.clone(), row.dtype.clone(), row.ranks);
+        (job, !row.is_ours(), !row.counts)
     });
     for row in sorted {
-        let setting: Vec<String> = row
-            .setting
-            .iter()
+        let options = row.setting.iter();
+        let setting: Vec<String> = options
             .map(|(name, option)| format!(" {name} {option}"))
             .collect();
         let estimate = |estimate: Option<records::Estimate>| {
             estimate.map_or("–".to_owned(), |of| of.shown(2))
         };
         let memory = row.peak_memory_bytes();
-        let mut notes: Vec<String> = row
-            .gap
-            .iter()
-            .map(|gap| format!("gap: {}", gap.replace('|', "/")))
-            .collect();
+        let mut notes = Vec::new();
+        if let Some(gap) = &row.gap {
+            notes.push(format!("gap: {}", gap.replace('|', "/")));
+        }
         match row.loss_agrees {
             Some(false) => notes.push("other losses: does not count".to_owned()),
             None if !row.rounds.is_empty() => {
@@ -467,13 +379,15 @@ mod tests {
         compare: CompareArgs,
     }
 
-    fn args(line: &str) -> CompareArgs {
+    fn args(line: &str) -> Outcome<CompareArgs> {
         let words = std::iter::once("compare").chain(line.split_whitespace());
-        CommandLine::try_parse_from(words).unwrap().compare
+        let parsed = CommandLine::try_parse_from(words);
+        let parsed = parsed.map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(parsed.compare)
     }
 
     fn cells(line: &str) -> Outcome<Vec<crate::cell::Cell>> {
-        let text = args(line).study()?;
+        let text = args(line)?.study()?;
         plan::cells(&StudyFile::read("trainer compare", &text, &Table::new())?)
     }
 
@@ -517,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn trainings_use_the_test_split_also_beside_a_val_split_and_need_ten_classes() {
+    fn trainings_use_the_test_split_despite_a_val_split_and_need_ten_classes() {
         let folder = tempfile::tempdir().unwrap();
         let line = format!(
             "--with jax --epochs 2 --data-dir {}",
@@ -559,14 +473,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused_with_its_key() {
+    fn a_job_that_cannot_be_measured_is_refused_with_its_key() {
         for (line, part) in [
             ("--models resnet21", "model: expected resnet<6n+2>"),
             ("--models resnet50", "expected pytorch or horovod"),
-            (
-                "--models resnet20,resnet20",
-                "--models: `resnet20` is given twice",
-            ),
+            ("--models resnet20,resnet20", "two cells are `lockstep-"),
             (
                 "--with caffe",
                 "framework: expected one of lockstep, pytorch",
@@ -581,7 +492,7 @@ mod tests {
             ("--quiet-cores=-1", "quiet_cores"),
             ("--epochs 2", "--data-dir"),
             ("--data-dir /tmp", "--epochs"),
-            ("--epochs 2 --data-dir /nowhere", "no train"),
+            ("--epochs 2 --data-dir /nowhere", "got 0"),
             ("--steps 3 --warmup-steps 2", "at least 6"),
         ] {
             let failure = cells(line).unwrap_err();
@@ -591,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_a_named_gap_and_a_failure_of_ours_is_one() {
+    fn a_missing_framework_is_a_gap_with_its_reason_and_so_is_a_failure_of_lockstep() {
         let folder = tempfile::tempdir().unwrap();
         let trainer = folder.path().join("trainer");
         let script = "#!/bin/sh\n[ \"$2\" = --help ] && printf -- '  --device\\n  --model\\n  --dtype\\n  --threads\\n  --batch-size-per-rank\\n  --steps\\n  --warmup-steps\\n  --json\\n'\nexit 0\n";
@@ -605,10 +516,10 @@ mod tests {
             "--with jax,horovod --ranks 1 --no-install --peers-dir {0}/peers --output {0}/out --trainer {0}/trainer --quiet-cores 1e9 --rounds 1 --attempts 1",
             folder.path().display()
         );
-        let failure = args(&line).run().unwrap_err().to_string();
+        let failure = args(&line).unwrap().run().unwrap_err().to_string();
         assert!(failure.contains("own measurement failed"), "{failure}");
         let out = folder.path().join("out");
-        let study = command::earlier(&out).unwrap();
+        let study = session::read(&out).unwrap();
         let records = Records::open(&out).unwrap();
         let rows = Comparison::of(&study, records.lines()).unwrap().rows;
         let gap = |framework: &str| {
@@ -625,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_comes_first_then_what_counts_by_speed_then_the_rest_with_its_reason() {
+    fn lockstep_comes_first_then_rows_that_count_by_speed_then_the_rest_with_a_reason() {
         let row = |framework: &str, speed: f64, counts: bool, gap: Option<&str>| ComparisonRow {
             framework: framework.to_owned(),
             counts,

@@ -16,38 +16,23 @@ use serde_json::Value;
 const DOCUMENT: &str = "study.json";
 
 /// Other names in the directory of a study.
-const OWN: [&str; 9] = [
+const OWN: [&str; 7] = [
     "jobs",
-    "lock",
     "peers",
     "predictions",
     "profiles",
     "records.jsonl",
     "report",
     "runs",
-    "slurm-jobs.jsonl",
 ];
 
 /// Names in the folder of a run or of images.
 const OF_RUNS_AND_IMAGES: [&str; 4] = ["run.toml", "train", "test", "val"];
 
-/// Returns whether a start that was killed before it wrote the document leaves this file.
-fn is_left_before_the_document(entry: &fs::DirEntry) -> bool {
-    let name = entry.file_name();
-    ["lock", "records.jsonl"].iter().any(|own| name == *own)
-        && entry
-            .metadata()
-            .is_ok_and(|of| of.is_file() && of.len() == 0)
-}
-
 /// Removes the results in the directory of a study, so that all is measured again.
 pub(crate) fn clear(directory: &Path) -> Outcome {
     let _lock = lock(directory)?;
-    for name in OWN
-        .iter()
-        .filter(|name| **name != "lock")
-        .chain([&DOCUMENT])
-    {
+    for name in OWN.iter().chain([&DOCUMENT]) {
         let path = directory.join(name);
         let removed = match path.is_dir() {
             true => fs::remove_dir_all(&path),
@@ -98,7 +83,13 @@ pub(crate) fn check(directory: &Path) -> Outcome {
     let is_in_the_way = |entry: &&fs::DirEntry| {
         let name = entry.file_name();
         let mut own = OWN.iter().chain(&OF_RUNS_AND_IMAGES).chain([&DOCUMENT]);
-        own.any(|own| name == **own) && !is_left_before_the_document(entry)
+        // A start that was killed before it wrote the document leaves an empty file of records.
+        let is_empty = || {
+            entry
+                .metadata()
+                .is_ok_and(|of| of.is_file() && of.len() == 0)
+        };
+        own.any(|own| name == **own) && !(name == "records.jsonl" && is_empty())
     };
     let foreign = entries.iter().filter(is_in_the_way);
     match foreign.map(fs::DirEntry::file_name).min() {
@@ -155,7 +146,7 @@ mod tests {
     const STUDY: &str = r#"{"schema":"lockstep.study/1"}"#;
 
     #[test]
-    fn a_folder_of_something_else_is_refused_and_unchanged() {
+    fn a_folder_without_a_study_is_refused_and_unchanged() {
         for files in [
             &[
                 ("lock", "mine"),

@@ -22,8 +22,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 3] = [Kind::Bench, Kind::Train, Kind::Netbench];
-
     /// The command of the trainer.
     pub(crate) fn name(self) -> &'static str {
         match self {

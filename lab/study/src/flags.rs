@@ -3,57 +3,45 @@
 //! In: a trainer. Out: refusals of unknown flags.
 //! Invariant: checked before the first run, so that a misspelt key costs no time.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::cell::{Cell, NOT_HERE};
-use super::file::{Kind, StudyFile};
-use super::plan;
+use super::file::StudyFile;
 use cluster::failure::{Failure, Outcome};
 use cluster::process;
 
 /// Refuses flags that the trainer does not support.
 pub(crate) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcome {
-    for kind in Kind::ALL {
-        let mut of_kind = cells
-            .iter()
-            .filter(|cell| cell.kind == kind && cell.peer().is_none())
-            .peekable();
-        if of_kind.peek().is_none() {
-            continue;
+    let mut known: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for cell in cells.iter().filter(|cell| cell.peer().is_none()) {
+        let command = cell.kind.name();
+        if !known.contains_key(command) {
+            let help = process::answer(trainer, &[command, "--help"]).ok_or_else(|| {
+                let trainer = trainer.display();
+                Failure::Failed(format!(
+                    "`{trainer} {command} --help` failed: rebuild the trainer"
+                ))
+            })?;
+            known.insert(command, flags_in(&help));
         }
-        let known = known(trainer, kind)?;
-        for cell in of_kind {
-            if let Some(unknown) =
-                plan::flags_of(cell).find(|flag| !known.iter().any(|known| known == flag))
-            {
-                return Err(Failure::Usage(format!(
-                    "{}: {}: unknown key for {}: expected one of {}",
-                    file.path,
-                    unknown.trim_start_matches('-').replace('-', "_"),
-                    kind.name(),
-                    known
-                        .iter()
-                        .map(|flag| flag.trim_start_matches('-').replace('-', "_"))
-                        .filter(|key| !NOT_HERE.contains(&key.as_str()))
-                        .collect::<Vec<_>>()
-                        .join(", ")
-                )));
-            }
+        let flags = cell.arguments.iter().filter(|word| word.starts_with("--"));
+        let mut flags = flags.map(|word| word.split('=').next().unwrap_or_default());
+        let key = |flag: &str| flag.trim_start_matches('-').replace('-', "_");
+        if let Some(unknown) = flags.find(|flag| known[command].iter().all(|known| known != flag)) {
+            let keys = known[command].iter().map(|flag| key(flag));
+            let keys: Vec<String> = keys
+                .filter(|key| !NOT_HERE.contains(&key.as_str()))
+                .collect();
+            return Err(Failure::Usage(format!(
+                "{}: {}: unknown key for {command}: expected one of {}",
+                file.path,
+                key(unknown),
+                keys.join(", ")
+            )));
         }
     }
     Ok(())
-}
-
-/// Returns the flags of a command of the trainer.
-pub(crate) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
-    let help = process::answer(trainer, &[kind.name(), "--help"]).ok_or_else(|| {
-        Failure::Failed(format!(
-            "`{} {} --help` failed: rebuild the trainer",
-            trainer.display(),
-            kind.name()
-        ))
-    })?;
-    Ok(flags_in(&help))
 }
 
 /// Returns the long flags in a help text, each on its own line.

@@ -12,7 +12,6 @@
 )]
 
 mod attempt;
-mod batch;
 mod cell;
 mod changes;
 mod command;
@@ -20,17 +19,16 @@ mod compare;
 mod directory;
 mod file;
 mod flags;
+mod job;
 mod journal;
-mod local;
-mod machine;
 mod peers;
 mod plan;
 mod predict;
 mod processes;
 mod quiet;
+mod runs;
 mod session;
 mod starts;
-mod warm_up;
 
 pub use command::StudyArgs;
 pub use compare::CompareArgs;

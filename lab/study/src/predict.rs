@@ -10,92 +10,80 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use records::{NetbenchResult, OF_SYNCHRONISATION, PredictionFile, ProfileFile};
 use serde::de::DeserializeOwned;
 
+use crate::attempt::Attempt;
 use crate::cell::{Cell, Place, folder_name};
-use crate::file::{Profile, StudyFile};
+use crate::file::Profile;
 use crate::journal::Records;
-use crate::local::{Local, alone};
 use crate::plan;
-use crate::processes::last_words;
-use crate::quiet::Watch;
+use crate::processes::{Processes, last_words};
+use crate::runs::{Runs, alone};
 use cluster::cores;
 use cluster::failure::{Failure, Outcome};
-use cluster::guard::Guarded;
 use cluster::json;
 use cluster::mpirun;
 use cluster::output::say;
+use cluster::process;
 
-/// Predicts one repetition of all cells of a study.
-pub(crate) struct Predicting<'a> {
-    pub(crate) file: &'a StudyFile,
-    /// All cells, also those that measure networks.
-    pub(crate) cells: &'a [Cell],
-    pub(crate) records: &'a Records,
-    pub(crate) directory: &'a Path,
-    pub(crate) trainer: &'a Path,
-    pub(crate) checks_quiet: bool,
-}
-
-impl Predicting<'_> {
-    /// Writes the predictions of a repetition that has not begun. A failure is printed and affects
-    /// no other cell; existing files stay.
-    pub(crate) fn freeze(&self, cells: &[&Cell], repetition: usize) {
+impl Runs<'_> {
+    /// Writes the predictions of attempts that have not begun. A failure is printed and affects no
+    /// other cell; existing files stay. `cells` are all cells, also those that measure networks.
+    pub(crate) fn predict<'c>(
+        &self,
+        cells: &'c [Cell],
+        records: &Records,
+        next: impl Iterator<Item = Attempt<'c>>,
+    ) {
+        if self.file.predict.is_none() {
+            return;
+        }
         // A failed profile is not repeated for the next cell.
         let mut profiles = BTreeMap::new();
-        for cell in cells.iter().filter(|cell| plan::is_predicted(cell)) {
-            let target = self.path(cell, repetition);
-            if target.exists() {
+        for attempt in next {
+            let Attempt {
+                cell, repetition, ..
+            } = attempt;
+            // Written as `.json.unfinished`.
+            let name = folder_name(format!("{}-r{repetition}", cell.id), 238);
+            let target = self.directory.join(format!("predictions/{name}.json"));
+            if !plan::is_predicted(cell) || target.exists() || self.is_submitted(&attempt) {
                 continue;
             }
-            let measuring = self.cells.iter();
+            // The newest quiet measurement of the network, otherwise the newest disturbed one.
+            let measuring = cells.iter();
             let measuring = measuring.filter(|other| plan::measures_network_of(other, cell));
-            let Some(network) = measuring.filter_map(|other| self.network(other)).next() else {
-                say!(
-                    "note: {}: not predicted: its network was not measured",
-                    cell.id
-                );
-                continue;
+            let measured = measuring
+                .filter_map(|other| records.newest(&other.id))
+                .next();
+            let predicted = match measured {
+                None => Err("its network was not measured".to_owned()),
+                Some(record) => {
+                    let network = self.directory.join(&record.directory).join("network.json");
+                    let profile = profiles.entry(key(cell)).or_insert_with(|| {
+                        let profile = self.profile(cells, cell, repetition);
+                        profile.map_err(|failure| failure.to_string())
+                    });
+                    profile.clone().and_then(|profile| {
+                        self.predict_cell(&attempt, &profile, &network, &target)
+                            .map_err(|failure| failure.to_string())
+                    })
+                }
             };
-            let profile = profiles.entry(key(cell)).or_insert_with(|| {
-                let profile = self.profile(cell, repetition);
-                profile.map_err(|failure| failure.to_string())
-            });
-            let predicted = match profile {
-                Ok(profile) => self
-                    .predict(cell, profile, &network, &target, repetition)
-                    .map_err(|failure| failure.to_string()),
-                Err(failure) => Err(failure.clone()),
-            };
-            if let Err(failure) = predicted {
-                say!("note: {}: not predicted: {failure}", cell.id);
+            if let Err(why) = predicted {
+                say!("note: {}: not predicted: {why}", cell.id);
             }
         }
     }
 
-    fn path(&self, cell: &Cell, repetition: usize) -> PathBuf {
-        // Written as `.json.unfinished`.
-        let name = folder_name(format!("{}-r{repetition}", cell.id), 238);
-        let folder = self.directory.join("predictions");
-        folder.join(format!("{name}.json"))
-    }
-
-    /// Returns the network file of a cell's newest quiet attempt, otherwise of the newest disturbed
-    /// one.
-    fn network(&self, cell: &Cell) -> Option<PathBuf> {
-        let record = self.records.newest(&cell.id)?;
-        Some(self.directory.join(&record.directory).join("network.json"))
-    }
-
     /// Profiles the step of one rank: of as many ranks at the same time as the largest run has, the
     /// slowest; with `profile = "alone"` of one rank.
-    fn profile(&self, cell: &Cell, repetition: usize) -> Outcome<PathBuf> {
+    fn profile(&self, cells: &[Cell], cell: &Cell, repetition: usize) -> Outcome<PathBuf> {
         let key = key(cell);
         let is_alike = |other: &&Cell| plan::is_predicted(other) && self::key(other) == key;
-        let alike = self.cells.iter().filter(is_alike);
+        let alike = cells.iter().filter(is_alike);
         let most_ranks = alike.map(|other| other.ranks).max().unwrap_or(1);
         let num_copies = match self.file.predict.as_ref().map(|table| table.profile) {
             Some(Profile::Together) => most_ranks.min(cores::available() / cell.threads).max(1),
@@ -108,14 +96,29 @@ impl Predicting<'_> {
             .map(|copy| folder.join(format!("r{repetition}c{copy}.json")))
             .collect();
         if !outputs.iter().all(|output| output.exists()) {
-            let local = Local::new(self.file, self.trainer, self.directory, self.checks_quiet);
-            until_undisturbed(self.file.attempts, &key, || {
-                local.wait_for_quiet();
-                // Child processes need no mark.
-                let watch = Watch::start("-")?;
-                self.run_together(cell, &outputs)?;
-                Ok(local.disturbance(&watch.finish().seen(None).quiet))
-            })?;
+            let rank = |(copy, output): (usize, &PathBuf)| {
+                let mut words = of_one_rank(&cell.arguments);
+                words.extend(["--profile-output".to_owned(), output.display().to_string()]);
+                alone(self.trainer, &words, copy, cell.threads)
+            };
+            // The last attempt counts, even if others disturbed it.
+            for attempt in 1..=self.file.attempts {
+                self.wait_for_quiet();
+                let processes = Processes {
+                    ranks: outputs.iter().enumerate().map(rank).collect(),
+                    servers: Vec::new(),
+                };
+                let mark = format!("{}/profiles", self.file.name);
+                let (ended, looks) = self.observed(processes, &folder, &mark)?;
+                ended.map_err(|failed| {
+                    Failure::Failed(format!("{}: {}", folder.display(), failed.why))
+                })?;
+                let Some(why) = self.disturbance(&looks.seen(None).quiet) else {
+                    break;
+                };
+                let attempts = self.file.attempts;
+                say!("note: the profile {key}, attempt {attempt} of {attempts}: {why}");
+            }
         }
         // All ranks wait for the slowest.
         let mut slowest: Option<(f64, PathBuf)> = None;
@@ -130,42 +133,22 @@ impl Predicting<'_> {
         slowest.ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
     }
 
-    /// Profiles a step on each of several independent ranks at the same time.
-    fn run_together(&self, cell: &Cell, outputs: &[PathBuf]) -> Outcome {
-        let mut running = Vec::new();
-        for (copy, output) in outputs.iter().enumerate() {
-            let mut words = of_one_rank(&cell.arguments);
-            words.extend(["--profile-output".to_owned(), output.display().to_string()]);
-            let command = alone(self.trainer, &words, copy, cell.threads);
-            let log = output.with_extension("log");
-            running.push((Guarded::start(&command, &log)?, log));
-        }
-        let limit = Duration::from_secs(self.file.limit_s as u64);
-        for (guarded, log) in running {
-            if guarded.finish(limit)? != Some(0) {
-                let text = format!("the profile failed: see {}", log.display());
-                return Err(Failure::Failed(text));
-            }
-        }
-        Ok(())
-    }
-
-    fn predict(
+    fn predict_cell(
         &self,
-        cell: &Cell,
+        attempt: &Attempt<'_>,
         profile: &Path,
         network: &Path,
         target: &Path,
-        repetition: usize,
     ) -> Outcome {
+        let cell = attempt.cell;
         let measured: NetbenchResult = read(network)?;
-        check_processor(
+        check_cpu(
             &read::<ProfileFile>(profile)?.cpu_model,
             &measured.environment.processor,
         )?;
-        let failed = |text: String| Failure::Failed(format!("{}: {text}", target.display()));
-        let folder = target.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).map_err(|error| failed(error.to_string()))?;
+        let failed =
+            |error: std::io::Error| Failure::Failed(format!("{}: {error}", target.display()));
+        fs::create_dir_all(self.directory.join("predictions")).map_err(failed)?;
         // A partial file is never taken for a prediction.
         let partial = &target.with_extension("partial");
         let mut command = Command::new(self.trainer);
@@ -184,36 +167,17 @@ impl Predicting<'_> {
             command.args(["--ranks-per-node", &ranks.to_string()]);
         }
         mpirun::forget_surrounding_job(&mut command);
-        let output = command
-            .output()
-            .map_err(|error| failed(error.to_string()))?;
-        if !output.status.success() {
-            let complaint = String::from_utf8_lossy(&output.stderr);
-            return Err(Failure::Failed(last_words(&complaint)));
-        }
+        process::ask(&mut command)?.map_err(|text| Failure::Failed(last_words(&text)))?;
         let mut predictions: PredictionFile = read(partial)?;
-        assign(&mut predictions, cell, repetition);
+        assign(&mut predictions, cell, attempt.repetition);
         json::write(target, &predictions)?;
-        fs::remove_file(partial).map_err(|error| failed(error.to_string()))
+        fs::remove_file(partial).map_err(failed)
     }
-}
-
-/// Repeats a run while it is disturbed, up to a number of attempts; the last one counts.
-fn until_undisturbed(
-    attempts: usize,
-    name: &str,
-    mut run: impl FnMut() -> Outcome<Option<String>>,
-) -> Outcome {
-    for attempt in 1..=attempts {
-        let Some(why) = run()? else { break };
-        say!("note: the profile {name}, attempt {attempt} of {attempts}: {why}");
-    }
-    Ok(())
 }
 
 /// Refuses a profile of another CPU than the network's, as on a cluster whose nodes differ from
 /// this machine.
-fn check_processor(step: &str, nodes: &str) -> Outcome {
+fn check_cpu(step: &str, nodes: &str) -> Outcome {
     let is_known = |name: &str| !name.is_empty() && name != "unknown";
     if is_known(step) && is_known(nodes) && step != nodes {
         return Err(Failure::Failed(format!(
@@ -270,12 +234,9 @@ fn method(cell: &Cell) -> Outcome<String> {
 
 /// Returns the ranks on each host, if there are more ranks than hosts.
 fn ranks_per_node(cell: &Cell) -> Option<usize> {
-    match cell.place {
-        Place::Hosts { hosts, .. } | Place::Slurm { hosts } if cell.world_size > hosts => {
-            Some(cell.world_size.div_ceil(hosts))
-        }
-        _ => None,
-    }
+    let hosts = cell.place.hosts();
+    let is_shared = cell.place != Place::Machine && cell.world_size > hosts;
+    is_shared.then(|| cell.world_size.div_ceil(hosts))
 }
 
 /// Adds cell, repetition and scaling to the cell's predictions. With strong scaling a prediction
@@ -304,50 +265,59 @@ mod tests {
     }
 
     #[test]
-    fn a_method_follows_from_the_cells_settings_or_is_not_predicted() {
-        let of = |lines: &str| method(&cells(lines)[0]).map_err(|failure| failure.to_string());
-        let servers = of("sync = \"parameter-server\"\nservers = 2");
-        assert_eq!(servers.as_deref(), Ok("parameter-server:2"));
-        let unknown = of("sync = \"post-local-sgd\"").unwrap_err();
-        assert!(unknown.contains("does not support sync post-local-sgd"));
-    }
-
-    #[test]
-    fn ranks_share_a_host_only_if_there_are_more_of_them() {
-        for (lines, expected) in [
-            ("", None),
-            ("network = \"hosts:1gbit\"", None),
+    fn method_and_ranks_of_a_host_follow_from_the_settings() {
+        let own = "sync = \"parameter-server\"\nservers = 2\nserver_placement = \"own\"";
+        let hosts = "network = \"hosts:1gbit\"";
+        for (lines, expected, on_each) in [
+            ("", Ok("allreduce:hierarchical"), None),
+            (hosts, Ok("allreduce:hierarchical"), None),
             (
-                "network = \"hosts:1gbit\"\nsync = \"parameter-server\"\nserver_placement = \"own\"",
+                "network = \"slurm\"\nhosts = 1",
+                Ok("allreduce:hierarchical"),
                 Some(2),
             ),
-            ("network = \"slurm\"\nhosts = 1", Some(2)),
+            (
+                &format!("{hosts}\n{own}"),
+                Ok("parameter-server:2@own"),
+                Some(2),
+            ),
+            (
+                "sync = \"post-local-sgd\"",
+                Err("does not support sync post-local-sgd"),
+                None,
+            ),
         ] {
-            assert_eq!(ranks_per_node(&cells(lines)[0]), expected, "{lines}");
+            let cell = &cells(lines)[0];
+            assert_eq!(ranks_per_node(cell), on_each, "{lines}");
+            match (method(cell), expected) {
+                (Ok(method), Ok(expected)) => assert_eq!(method, expected, "{lines}"),
+                (Err(failure), Err(part)) => assert!(failure.to_string().contains(part)),
+                (method, _) => panic!("{lines}: {method:?}"),
+            }
         }
     }
 
     #[test]
-    fn a_strong_cells_prediction_has_no_speedup() {
-        let assigned = |cell: &Cell| {
+    fn a_prediction_of_strong_scaling_has_no_speedup() {
+        let assigned = |scaling: &str, batch: &str| {
+            let text = format!("[[matrix]]\nscaling = \"{scaling}\"\n{batch} = 8\nranks = 2\n");
+            let (_, cells) = study(&text).unwrap();
             let value = serde_json::json!({ "predictions": [{ "ranks": 2, "speedup": 1.9 }, { "ranks": 4 }] });
             let mut file = serde_json::from_value(value).unwrap();
-            assign(&mut file, cell, 3);
-            file.predictions
+            assign(&mut file, &cells[0], 3);
+            assert_eq!(file.predictions[0].cell.as_ref(), Some(&cells[0].id));
+            assert_eq!(
+                (file.predictions[0].repetition, &file.predictions[1].cell),
+                (Some(3), &None)
+            );
+            (
+                file.predictions[0].scaling.clone(),
+                file.predictions[0].speedup,
+            )
         };
-        let weak = &cells("")[0];
-        let predictions = assigned(weak);
-        assert_eq!(predictions[0].cell.as_ref(), Some(&weak.id));
-        assert_eq!(predictions[0].repetition, Some(3));
-        assert_eq!(
-            (predictions[0].speedup, &predictions[1].cell),
-            (Some(1.9), &None)
-        );
-        let text = "[[matrix]]\nscaling = \"strong\"\nglobal_batch_size = 8\nranks = 2\n";
-        let (_, strong) = study(text).unwrap();
-        let predictions = assigned(&strong[0]);
-        assert_eq!(predictions[0].scaling, "strong");
-        assert_eq!(predictions[0].speedup, None);
+        assert_eq!(assigned("weak", "batch_size_per_rank").1, Some(1.9));
+        let strong = assigned("strong", "global_batch_size");
+        assert_eq!(strong, ("strong".to_owned(), None));
     }
 
     #[test]
@@ -366,24 +336,11 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_profile_is_repeated_up_to_the_number_of_attempts() {
-        for (disturbed, runs) in [(0, 1), (1, 2), (9, 3)] {
-            let mut made = 0;
-            let run = || {
-                made += 1;
-                Ok((made <= disturbed).then(|| "others".to_owned()))
-            };
-            until_undisturbed(3, "a", run).unwrap();
-            assert_eq!(made, runs);
-        }
-    }
-
-    #[test]
     fn a_step_of_another_cpu_predicts_nothing() {
         for (step, nodes) in [("A", "A"), ("A", "unknown"), ("", "")] {
-            check_processor(step, nodes).unwrap();
+            check_cpu(step, nodes).unwrap();
         }
-        let refusal = check_processor("A", "B").unwrap_err().to_string();
+        let refusal = check_cpu("A", "B").unwrap_err().to_string();
         assert!(refusal.contains("expected `B`, got `A`"), "{refusal}");
     }
 }

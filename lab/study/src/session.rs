@@ -4,26 +4,28 @@
 //! Invariant: repetitions come in rounds over all cells, so that a drift affects all cells alike.
 //! Local runs come before jobs of Slurm, which might use the same machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-use records::{AttemptRecord, ComparisonRow, Status, Study, StudyCell};
+use records::{AttemptRecord, ComparisonRow, STUDY_SCHEMA, Status, Study, StudyCell};
 
-use crate::attempt::{Attempt, Ended};
-use crate::batch::{self, Jobs, Submitted};
-use crate::cell::{Cell, Place};
-use crate::command;
-use crate::file::{Kind, PeerSettings, StudyFile};
+use crate::attempt::Attempt;
+use crate::cell::Cell;
+use crate::file::{Kind, StudyFile};
 use crate::journal::Records;
-use crate::local::Local;
 use crate::peers::{Peers, Setting};
-use crate::predict::Predicting;
-use crate::starts::{self, Starts};
-use crate::warm_up;
+use crate::runs::{Runs, alone};
+use crate::starts;
 use cluster::failure::{Failure, Outcome};
+use cluster::guard::Guarded;
+use cluster::json;
 use cluster::output::say;
-use cluster::slurm;
+
+const WARM_UP: &str = "one short run before the first cell, not recorded; in every run the first steps, by --warmup-steps";
+
+/// Definition of images/s in studies.
+const IMAGES_PER_SECOND_MEANS: &str = "global samples of all ranks / the slowest rank's wall time over the measured steps, warm-up left out";
 
 /// Choices of the command line.
 #[derive(Clone, Copy, Debug)]
@@ -34,423 +36,269 @@ pub(crate) struct Options {
 
 /// One start of a study.
 pub(crate) struct StudyRunner<'a> {
-    file: &'a StudyFile,
+    pub(crate) runs: Runs<'a>,
+    again_disturbed: bool,
     /// All cells of the study, also those that were not chosen.
-    pub(crate) cells: &'a [Cell],
-    directory: &'a Path,
-    trainer: &'a Path,
-    options: Options,
-    records: Records,
-    local: Local<'a>,
-    pub(crate) starts: Starts,
-    earlier: Study,
-    /// Settings with which cells of other frameworks compete.
-    settings: BTreeMap<String, Setting>,
-    /// Cells of the search for these settings.
+    cells: Vec<Cell>,
+    /// Cells of the search for the settings of other frameworks.
     tried: Vec<Cell>,
+    pub(crate) records: Records,
+    /// study.json.
+    pub(crate) study: Study,
+    /// Cells in study.json when this start began.
+    earlier_cells: Vec<StudyCell>,
     /// Cells of other frameworks that failed in this session.
     failed_peers: BTreeSet<String>,
 }
 
-/// An unfinished repetition of a cell.
-#[derive(Clone, Copy)]
-struct Task<'a> {
-    cell: &'a Cell,
-    repetition: usize,
-}
-
 impl<'a> StudyRunner<'a> {
-    /// Reads the records, and refuses those of other arguments or of another machine.
+    /// Reads the records, refuses those of other arguments or of another machine, and writes
+    /// study.json.
     pub(crate) fn open(
         file: &'a StudyFile,
-        cells: &'a [Cell],
+        cells: &[Cell],
         directory: &'a Path,
         trainer: &'a Path,
         options: Options,
     ) -> Outcome<Self> {
         let records = Records::open(directory)?;
-        let earlier = command::earlier(directory).unwrap_or_default();
-        check_same(&earlier, cells, &records, directory)?;
+        let earlier = read(directory).unwrap_or_default();
+        let earlier_cells = [&earlier.cells[..], &earlier.earlier_cells].concat();
+        let mut cells = cells.to_vec();
+        for cell in cells.iter_mut().filter(|cell| records.has_cell(&cell.id)) {
+            let known = check_same(&earlier_cells, cell, directory)?;
+            // All rounds of a cell with results have the same setting.
+            if records.newest(&cell.id).is_some() {
+                cell.chosen = Setting(known.setting.clone());
+            }
+        }
+        let is_comparison = cells.iter().any(|cell| cell.framework.is_some());
         let own = starts::own(trainer);
-        let starts = if records.is_empty() {
-            Starts::new(own)
-        } else {
-            let is_comparison = cells.iter().any(|cell| cell.framework.is_some());
-            Starts::with(&earlier, own, directory, is_comparison)?
-        };
-        let settings = earlier
-            .cells
-            .iter()
-            .filter(|cell| cell.tried.is_empty() && records.newest(&cell.id).is_some())
-            .map(|cell| (cell.id.clone(), Setting(cell.setting.clone())))
-            .collect();
-        let local = Local::new(file, trainer, directory, options.checks_quiet);
-        Ok(StudyRunner {
-            file,
+        let study = starts::resumed(earlier, own, !records.is_empty(), is_comparison)
+            .map_err(|failure| Failure::Failed(format!("{}: {failure}", directory.display())))?;
+        let mut session = StudyRunner {
+            runs: Runs::new(file, trainer, directory, options.checks_quiet),
+            again_disturbed: options.again_disturbed,
             cells,
-            directory,
-            trainer,
-            options,
-            records,
-            local,
-            starts,
-            earlier,
-            settings,
             tried: Vec::new(),
+            records,
+            study,
+            earlier_cells,
             failed_peers: BTreeSet::new(),
-        })
-    }
-
-    /// Returns the plan as study.json has it: cells, then those of the search for settings.
-    pub(crate) fn plan(&self) -> Vec<StudyCell> {
-        let of = |cell: &Cell| StudyCell {
-            setting: match self.settings.get(&cell.id) {
-                Some(setting) => setting.0.clone(),
-                None => cell.chosen.0.clone(),
-            },
-            ..cell.record()
         };
-        self.cells.iter().chain(&self.tried).map(of).collect()
+        session.write_study()?;
+        Ok(session)
     }
 
-    /// Returns cells of earlier plans that have records.
-    pub(crate) fn earlier_cells(&self) -> Vec<StudyCell> {
-        let is_planned = |id: &str| {
-            self.cells
-                .iter()
-                .chain(&self.tried)
-                .any(|cell| cell.id == id)
+    /// Writes study.json with the present plan, and with cells of earlier plans that have records.
+    fn write_study(&mut self) -> Outcome {
+        let file = self.runs.file;
+        let planned = self.cells.iter().chain(&self.tried);
+        let cells: Vec<StudyCell> = planned.map(Cell::record).collect();
+        let is_kept = |earlier: &&StudyCell| {
+            self.records.has_cell(&earlier.id) && cells.iter().all(|cell| cell.id != earlier.id)
         };
-        let is_kept =
-            |earlier: &&StudyCell| self.records.has_cell(&earlier.id) && !is_planned(&earlier.id);
-        all_cells(&self.earlier).filter(is_kept).cloned().collect()
-    }
-
-    pub(crate) fn searches(&self) -> bool {
-        self.file.peers.settings == PeerSettings::Best
-    }
-
-    pub(crate) fn gap(&self, cell: &Cell) -> Option<String> {
-        self.local.gap(cell)
-    }
-
-    /// Returns the setting of a cell with results: all of its rounds have the same one.
-    pub(crate) fn frozen_setting(&self, cell: &str) -> Option<Setting> {
-        self.settings.get(cell).cloned()
+        let earlier_cells = self.earlier_cells.iter().filter(is_kept).cloned().collect();
+        self.study = Study {
+            schema: STUDY_SCHEMA.to_owned(),
+            name: file.name.clone(),
+            title: file.title.clone(),
+            about: file.about.clone(),
+            toml: file.text.clone(),
+            set: file.changes.to_string(),
+            warmup: WARM_UP.to_owned(),
+            images_per_second_means: IMAGES_PER_SECOND_MEANS.to_owned(),
+            target_accuracy: file.target_accuracy,
+            cells,
+            earlier_cells,
+            ..self.study.clone()
+        };
+        json::write(&self.runs.directory.join("study.json"), &self.study)
     }
 
     /// Runs a cell of the search for settings once, if it has no result.
     pub(crate) fn try_out(&mut self, cell: &Cell) -> Outcome<ComparisonRow> {
         if self.tried.iter().all(|known| known.id != cell.id) {
             self.tried.push(cell.clone());
-            command::write_study(self.file, self, self.directory)?;
+            self.write_study()?;
         }
-        let task = Task {
+        let attempt = Attempt {
             cell,
             repetition: 1,
+            number: 1,
         };
-        if self.need(&task).is_some() {
-            self.repeat(&task, "[search]", std::iter::empty())?;
-        }
+        self.repeat(attempt, "[search]", &[])?;
         Ok(ComparisonRow::of(&cell.record(), self.records.lines()))
     }
 
     /// Runs what is not done; returns the ids of our cells that have a failed repetition.
-    pub(crate) fn run(&mut self, cells: &[&Cell]) -> Outcome<Vec<String>> {
-        let mut owned: Vec<Cell> = cells.iter().map(|cell| (*cell).clone()).collect();
-        if cells.iter().any(|cell| cell.peer().is_some()) {
-            self.local.peers = Some(Peers::prepare(self.file, cells, self.directory)?);
-            self.search_settings(&mut owned)?;
-            for cell in &owned {
-                self.settings.insert(cell.id.clone(), cell.chosen.clone());
-            }
-            command::write_study(self.file, self, self.directory)?;
+    pub(crate) fn run(&mut self, chosen: &[&Cell]) -> Outcome<Vec<String>> {
+        if chosen.iter().any(|cell| cell.peer().is_some()) {
+            let peers = Peers::prepare(self.runs.file, chosen, self.runs.directory)?;
+            self.runs.peers = Some(peers);
         }
-        let cells: Vec<&Cell> = owned.iter().collect();
-        let cells = cells.as_slice();
-        let tasks = self.tasks(cells);
+        let is_chosen = |cell: &&Cell| chosen.iter().any(|other| other.id == cell.id);
+        let mut cells: Vec<Cell> = self.cells.iter().filter(is_chosen).cloned().collect();
+        if self.runs.peers.is_some() {
+            self.search_settings(&mut cells)?;
+            for own in &mut self.cells {
+                if let Some(cell) = cells.iter().find(|cell| cell.id == own.id) {
+                    own.chosen.clone_from(&cell.chosen);
+                }
+            }
+            self.write_study()?;
+        }
+        let attempts = self.attempts(&cells);
         let num_all: usize = cells.iter().map(|cell| cell.repetitions).sum();
-        if tasks.len() < num_all {
-            say!(
-                "{} of {num_all} runs are done already",
-                num_all - tasks.len()
-            );
+        let num_done = num_all - attempts.len();
+        if num_done > 0 {
+            say!("{num_done} of {num_all} runs are done already");
         }
-        let is_job = |task: &Task<'_>| matches!(task.cell.place, Place::Slurm { .. });
-        let (jobs, here): (Vec<Task<'_>>, Vec<Task<'_>>) = tasks.into_iter().partition(is_job);
-        let mut ours = here.iter().filter(|task| task.cell.peer().is_none());
-        if let Some(task) = ours.next() {
-            warm_up::run(task.cell, self.file, self.trainer, self.directory)?;
+        let mut own_runs = attempts.iter().map(|attempt| attempt.cell);
+        if let Some(cell) = own_runs.find(|cell| !cell.is_job() && cell.peer().is_none()) {
+            self.warm_up(cell)?;
         }
-        let mut round = 0;
-        for (index, task) in here.iter().enumerate() {
+        let round = |attempt: &Attempt<'_>| (attempt.cell.is_job(), attempt.repetition);
+        let mut predicted = None;
+        for (index, attempt) in attempts.iter().enumerate() {
             // Networks are measured first.
-            if task.repetition != round && task.cell.kind != Kind::Netbench {
-                round = task.repetition;
-                self.freeze_predictions(&here[index..]);
-            }
-            let left = here[index + 1..].iter().chain(&jobs);
-            self.repeat(
-                task,
-                &format!(
-                    "[{}/{}]",
-                    num_all - here.len() - jobs.len() + index + 1,
-                    num_all
-                ),
-                left,
-            )?;
-        }
-        // Predicted runs wait for the networks, and for their predictions.
-        let (networks, runs): (Vec<Task<'_>>, Vec<Task<'_>>) = jobs
-            .into_iter()
-            .partition(|task| task.cell.kind == Kind::Netbench);
-        if !networks.is_empty() {
-            self.run_jobs(&networks)?;
-        }
-        if !runs.is_empty() {
-            // A job of an earlier session may run already.
-            let jobs = Jobs::open(self.directory)?;
-            let new: Vec<Task<'_>> = runs
-                .iter()
-                .filter(|task| jobs.of(&self.next_attempt(task)).is_none())
-                .copied()
-                .collect();
-            for repetition in 1..=new.iter().map(|task| task.repetition).max().unwrap_or(0) {
-                let of_round: Vec<Task<'_>> = new
+            if attempt.cell.kind != Kind::Netbench && predicted != Some(round(attempt)) {
+                predicted = Some(round(attempt));
+                let of_round = attempts[index..]
                     .iter()
-                    .filter(|task| task.repetition == repetition)
-                    .copied()
-                    .collect();
-                self.freeze_predictions(&of_round);
+                    .filter(|other| round(other) == round(attempt));
+                self.runs
+                    .predict(&self.cells, &self.records, of_round.copied());
             }
-            self.run_jobs(&runs)?;
+            let place = format!("[{}/{num_all}]", num_done + index + 1);
+            self.repeat(*attempt, &place, &attempts[index + 1..])?;
         }
         // A missing framework is a gap of the comparison.
-        let is_failed = |cell: &&&Cell| {
+        let is_failed = |cell: &&Cell| {
             cell.peer().is_none()
                 && (1..=cell.repetitions).any(|repetition| {
-                    let status = self.records.status(&cell.id, repetition);
-                    status == Some(Status::Failed)
+                    self.records.status(&cell.id, repetition) == Some(Status::Failed)
                 })
         };
-        Ok(cells
-            .iter()
-            .filter(is_failed)
-            .map(|cell| cell.id.clone())
-            .collect())
-    }
-
-    /// Predicts those of the next tasks that belong to one repetition.
-    fn freeze_predictions(&self, tasks: &[Task<'_>]) {
-        let (Some(first), Some(_)) = (tasks.first(), &self.file.predict) else {
-            return;
-        };
-        let of_round = tasks
-            .iter()
-            .filter(|task| task.repetition == first.repetition);
-        let next: Vec<&Cell> = of_round.map(|task| task.cell).collect();
-        let StudyRunner {
-            file,
-            cells,
-            directory,
-            trainer,
-            ref records,
-            options,
-            ..
-        } = *self;
-        let predicting = Predicting {
-            file,
-            cells,
-            records,
-            directory,
-            trainer,
-            checks_quiet: options.checks_quiet,
-        };
-        predicting.freeze(&next, first.repetition);
+        let failed = cells.iter().filter(is_failed);
+        Ok(failed.map(|cell| cell.id.clone()).collect())
     }
 
     /// Returns first repetitions of all cells, then the second ones; in each the networks first.
     /// Frameworks take turns in an order that is random, but always the same for the same study;
     /// their trainings on images come last.
-    fn tasks<'c>(&self, cells: &[&'c Cell]) -> Vec<Task<'c>> {
-        let created = self.starts.first.since.as_deref();
-        let place = |task: &Task<'_>| {
-            let cell = task.cell;
+    fn attempts<'c>(&self, cells: &'c [Cell]) -> Vec<Attempt<'c>> {
+        let created = &self.study.created;
+        let place = |attempt: &Attempt<'_>| {
+            let cell = attempt.cell;
             let is_compared = cell.framework.is_some();
             let job = (cell.setting("model"), cell.setting("dtype"), cell.ranks);
-            let order = [(&job, ""), (&job, cell.id.as_str())].map(|of| {
-                if is_compared {
-                    hash((created, task.repetition, of))
-                } else {
-                    0
-                }
+            let order = [(&job, ""), (&job, cell.id.as_str())].map(|of| match is_compared {
+                true => hash((created, attempt.repetition, of)),
+                false => 0,
             });
             (
+                cell.is_job(),
                 is_compared && cell.kind == Kind::Train,
-                task.repetition,
+                attempt.repetition,
                 cell.kind != Kind::Netbench,
                 is_compared,
                 order,
             )
         };
-        let mut tasks = Vec::new();
-        for &cell in cells {
-            let all = (1..=cell.repetitions).map(|repetition| Task { cell, repetition });
-            tasks.extend(all.filter(|task| self.need(task).is_some()));
+        let mut attempts = Vec::new();
+        for cell in cells {
+            for repetition in 1..=cell.repetitions {
+                if let Some(number) = self.need(&cell.id, repetition) {
+                    attempts.push(Attempt {
+                        cell,
+                        repetition,
+                        number,
+                    });
+                }
+            }
         }
-        tasks.sort_by_cached_key(place);
-        tasks
+        attempts.sort_by_cached_key(place);
+        attempts
     }
 
-    fn need(&self, task: &Task<'_>) -> Option<usize> {
-        self.records.need(
-            &task.cell.id,
-            task.repetition,
-            self.file.attempts,
-            self.options.again_disturbed,
-        )
+    fn need(&self, cell: &str, repetition: usize) -> Option<usize> {
+        let attempts = self.runs.file.attempts;
+        self.records
+            .need(cell, repetition, attempts, self.again_disturbed)
     }
 
-    /// Repeats one repetition until an attempt counts.
-    fn repeat<'t>(
-        &mut self,
-        task: &Task<'_>,
-        place: &str,
-        left: impl Iterator<Item = &'t Task<'t>>,
-    ) -> Outcome {
-        let left: Vec<&str> = left.map(|task| task.cell.id.as_str()).collect();
-        let is_peer = task.cell.peer().is_some();
-        if is_peer && self.failed_peers.contains(&task.cell.id) {
+    /// Repeats one repetition until an attempt counts; `left` are the attempts after it.
+    fn repeat(&mut self, mut attempt: Attempt<'_>, place: &str, left: &[Attempt<'_>]) -> Outcome {
+        let cell = attempt.cell;
+        if self.failed_peers.contains(&cell.id) {
             return Ok(());
         }
-        for _ in 0..self.file.attempts {
-            let Some(number) = self.need(task) else {
+        for _ in 0..self.runs.file.attempts {
+            let Some(number) = self.need(&cell.id, attempt.repetition) else {
                 break;
             };
-            let attempt = Attempt {
-                cell: task.cell,
-                repetition: task.repetition,
-                number,
-            };
-            let (ended, code) = match self.local.gap(task.cell) {
-                // A gap is permanent, like wrong usage.
-                Some(gap) => (Ended::failed(gap), Some(2)),
-                None => self.local.run(&attempt)?,
-            };
-            let status = ended.status;
-            self.keep(&attempt, ended, place, &left)?;
-            if status == Status::Failed && is_peer {
-                self.failed_peers.insert(task.cell.id.clone());
-            }
-            if status == Status::Ok || (status == Status::Failed && code == Some(2)) {
-                self.failed_peers
-                    .retain(|id| status == Status::Failed || *id != task.cell.id);
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Records an attempt and prints a line.
-    fn keep(&mut self, attempt: &Attempt<'_>, ended: Ended, place: &str, left: &[&str]) -> Outcome {
-        let record = attempt.record(ended);
-        let line = line(attempt.cell, &record);
-        self.records.append(record)?;
-        let left_s: f64 = left
-            .iter()
-            .filter_map(|id| self.records.expected_seconds(id))
-            .sum();
-        let left = if left_s > 0.0 {
-            format!("; about {} left", span(left_s))
-        } else {
-            String::new()
-        };
-        say!("{place} {line}{left}");
-        Ok(())
-    }
-
-    fn next_attempt<'c>(&self, task: &Task<'c>) -> Attempt<'c> {
-        let number = self.records.next_attempt(&task.cell.id, task.repetition);
-        Attempt {
-            cell: task.cell,
-            repetition: task.repetition,
-            number,
-        }
-    }
-
-    /// Submits all jobs and waits for them in their order; then again those that were disturbed or
-    /// failed.
-    fn run_jobs(&mut self, tasks: &[Task<'_>]) -> Outcome {
-        let is_here = slurm::nodes_are_this_machine();
-        let mut jobs = Jobs::open(self.directory)?;
-        let mut tasks = tasks.to_vec();
-        for round in 1..=self.file.attempts {
-            if is_here && self.options.checks_quiet {
-                self.local.wait_for_quiet();
-            }
-            let mut attempts: Vec<Attempt<'_>> =
-                tasks.iter().map(|task| self.next_attempt(task)).collect();
-            // Jobs of an earlier session come first: new ones start after them.
-            attempts.sort_by_key(|attempt| jobs.of(attempt).is_none());
-            let mut submitted: Vec<(Attempt<'_>, Submitted)> = Vec::new();
-            for attempt in attempts {
-                // Slurm refuses a dependency on a job that it has forgotten.
-                let after = submitted
-                    .iter()
-                    .rfind(|(_, job)| job.is_known())
-                    .map(|(_, last)| last.job.as_str());
-                let job = batch::submit(
-                    &mut jobs,
-                    self.file,
-                    self.trainer,
-                    &attempt,
-                    self.directory,
-                    after,
-                )?;
-                submitted.push((attempt, job));
-            }
-            let ids: Vec<&str> = submitted
+            attempt.number = number;
+            let (record, is_final) = self.runs.run(&attempt)?;
+            let status = record.status;
+            let line = line(cell, &record);
+            self.records.append(record)?;
+            let seconds = left
                 .iter()
-                .map(|(_, submitted)| submitted.job.as_str())
-                .collect();
-            say!(
-                "round {round}: {} jobs of Slurm, one after the other: {}",
-                ids.len(),
-                ids.join(", ")
-            );
-            for (index, (attempt, job)) in submitted.iter().enumerate() {
-                let ended = batch::wait(attempt, job, self.directory, &self.local, is_here)?;
-                let left: Vec<&str> = submitted[index + 1..]
-                    .iter()
-                    .map(|(next, _)| next.cell.id.as_str())
-                    .collect();
-                self.keep(
-                    attempt,
-                    ended,
-                    &format!("[job {}, {}/{}]", job.job, index + 1, submitted.len()),
-                    &left,
-                )?;
-            }
-            tasks.retain(|task| self.need(task).is_some());
-            if tasks.is_empty() {
+                .filter_map(|next| self.records.expected_seconds(&next.cell.id));
+            let left = match seconds.sum::<f64>() {
+                0.0 => String::new(),
+                seconds if seconds < 90.0 => format!("; about {seconds:.0} s left"),
+                seconds => format!("; about {:.0} min left", seconds / 60.0),
+            };
+            say!("{place} {line}{left}");
+            if status == Status::Ok {
+                self.failed_peers.remove(&cell.id);
                 break;
             }
+            if status == Status::Failed && cell.peer().is_some() {
+                self.failed_peers.insert(cell.id.clone());
+            }
+            if status == Status::Failed && is_final {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads program and network into the caches by a run that is not recorded. A failure is only
+    /// printed: the attempts of the cell decide.
+    fn warm_up(&self, cell: &Cell) -> Outcome {
+        let words = match cell.kind {
+            Kind::Netbench => vec!["--version".to_owned()],
+            Kind::Bench | Kind::Train => {
+                cell.bench_words(&[("steps", "1".to_owned()), ("warmup_steps", "0".to_owned())])
+            }
+        };
+        let log = self.runs.directory.join("warm-up.log");
+        let command = alone(self.runs.trainer, &words, 0, cell.threads);
+        if Guarded::start(&command, &log)?.finish(self.runs.limit())? != Some(0) {
+            say!("note: the warm-up run failed: see {}", log.display());
         }
         Ok(())
     }
 }
 
+/// Returns the study.json of an earlier start, if it can be read.
+pub(crate) fn read(directory: &Path) -> Option<Study> {
+    let text = records::file::read_to_string(&directory.join("study.json")).ok()?;
+    records::from_value(serde_json::from_str(&text).ok()?).ok()
+}
+
 /// Returns the line about an attempt.
 fn line(cell: &Cell, record: &AttemptRecord) -> String {
-    let again = if record.attempt > 1 {
-        format!(", attempt {}", record.attempt)
-    } else {
-        String::new()
-    };
     let mut line = format!(
-        "{}, repetition {} of {}{again}",
+        "{}, repetition {} of {}",
         cell.id, record.repetition, cell.repetitions
     );
+    if record.attempt > 1 {
+        line.push_str(&format!(", attempt {}", record.attempt));
+    }
     if let Some(rate) = record.images_per_second() {
         line.push_str(&format!(" | {} images/s", records::rate(rate)));
     }
@@ -458,18 +306,14 @@ fn line(cell: &Cell, record: &AttemptRecord) -> String {
         line.push_str(&format!(" | {seconds:.1} s"));
     }
     let during = record.quiet.and_then(|quiet| quiet.during);
-    if let Some((others, steal)) =
-        during.and_then(|during| during.other_cores.zip(during.steal_cores))
+    if let Some(during) = during
+        && let Some((others, steal)) = during.other_cores.zip(during.steal_cores)
     {
         line.push_str(&format!(" | others {:.2} cores", others + steal));
     }
-    match (record.status, &record.why) {
-        (Status::Ok, _) => {}
-        (status, why) => line.push_str(&format!(
-            " | {}: {}",
-            status.name(),
-            why.as_deref().unwrap_or("?")
-        )),
+    if record.status != Status::Ok {
+        let why = record.why.as_deref().unwrap_or("?");
+        line.push_str(&format!(" | {}: {why}", record.status.name()));
     }
     line
 }
@@ -481,39 +325,29 @@ fn hash(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-fn span(seconds: f64) -> String {
-    if seconds < 90.0 {
-        format!("{seconds:.0} s")
-    } else {
-        format!("{:.0} min", seconds / 60.0)
-    }
-}
-
-/// Returns the cells of the plan, then those of earlier plans.
-fn all_cells(study: &Study) -> impl Iterator<Item = &StudyCell> {
-    study.cells.iter().chain(&study.earlier_cells)
-}
-
-/// Refuses records of other arguments for a cell of the same id.
-fn check_same(study: &Study, cells: &[Cell], records: &Records, directory: &Path) -> Outcome {
-    for cell in cells.iter().filter(|cell| records.has_cell(&cell.id)) {
-        let earlier = all_cells(study).find(|earlier| earlier.id == cell.id);
-        if earlier.is_some_and(|earlier| {
-            earlier.arguments == cell.arguments && earlier.settings == cell.settings
-        }) {
-            continue;
+/// Returns the earlier cell of the same id; refuses one with other arguments.
+fn check_same<'e>(
+    earlier_cells: &'e [StudyCell],
+    cell: &Cell,
+    directory: &Path,
+) -> Outcome<&'e StudyCell> {
+    let earlier = earlier_cells.iter().find(|earlier| earlier.id == cell.id);
+    match earlier {
+        Some(earlier)
+            if earlier.arguments == cell.arguments && earlier.settings == cell.settings =>
+        {
+            Ok(earlier)
         }
-        return Err(Failure::Failed(format!(
-            "{}: cell {} has records of {}, expected `{}`: choose another --output, or remove the directory",
+        _ => Err(Failure::Failed(format!(
+            "{}: cell {} has records of other arguments (expected `{}`, got `{}`). Choose another --output, or remove the directory.",
             directory.display(),
             cell.id,
-            earlier.map_or("arguments missing in study.json".to_owned(), |earlier| {
-                format!("`{}`", earlier.arguments.join(" "))
-            }),
-            cell.arguments.join(" ")
-        )));
+            cell.arguments.join(" "),
+            earlier.map_or("none in study.json".to_owned(), |earlier| {
+                earlier.arguments.join(" ")
+            })
+        ))),
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -521,123 +355,68 @@ mod tests {
     use super::*;
     use crate::plan::tests::study;
 
-    #[test]
-    fn spans_of_time_are_told_in_their_unit() {
-        assert_eq!(
-            (span(12.3).as_str(), span(600.0).as_str()),
-            ("12 s", "10 min")
-        );
-    }
-
-    #[test]
-    fn records_of_other_arguments_are_not_gone_on_with() {
-        let directory = tempfile::tempdir().unwrap();
-        let cells = |steps: usize| {
-            study(&format!(
-                "[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = 8\n"
-            ))
-            .unwrap()
-            .1
-        };
-        let of_five = Study {
-            cells: cells(5).iter().map(Cell::record).collect(),
-            ..Study::default()
-        };
-        let mut records = Records::open(directory.path()).unwrap();
-        check_same(&of_five, &cells(6), &records, directory.path()).unwrap();
-        let record = serde_json::json!({ "cell": cells(5)[0].id, "repetition": 1, "attempt": 1, "status": "ok" });
-        records
-            .append(serde_json::from_value(record).unwrap())
-            .unwrap();
-        check_same(&of_five, &cells(5), &records, directory.path()).unwrap();
-        let text = check_same(&of_five, &cells(6), &records, directory.path())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains("--steps 5") && text.contains("--steps 6"),
-            "{text}"
-        );
-        // Without arguments the meaning of a record is unknown.
-        let text = check_same(&Study::default(), &cells(5), &records, directory.path())
-            .unwrap_err()
-            .to_string();
-        assert!(text.contains("arguments missing in study.json"), "{text}");
-    }
+    const OPTIONS: Options = Options {
+        checks_quiet: false,
+        again_disturbed: false,
+    };
 
     /// Starts a study of these batches, and records what is not done.
-    fn start(directory: &Path, batches: &str, steps: usize) -> Outcome {
+    fn start(directory: &Path, batches: &str, steps: usize) -> Outcome<Study> {
         let text =
             format!("[base]\nsteps = {steps}\n[[matrix]]\nbatch_size_per_rank = {batches}\n");
         let (file, cells) = study(&text)?;
         let trainer = Path::new("/bin/true");
-        let options = Options {
-            checks_quiet: false,
-            again_disturbed: false,
-        };
-        let mut session = StudyRunner::open(&file, &cells, directory, trainer, options)?;
-        command::write_study(&file, &session, directory)?;
-        for task in session.tasks(&cells.iter().collect::<Vec<_>>()) {
-            let record = serde_json::json!({ "cell": task.cell.id, "repetition": task.repetition, "attempt": 1, "status": "ok" });
-            session
-                .records
-                .append(serde_json::from_value(record).unwrap())?;
+        let mut session = StudyRunner::open(&file, &cells, directory, trainer, OPTIONS)?;
+        for attempt in session.attempts(&cells) {
+            let mut record = attempt.record();
+            record.status = Status::Ok;
+            session.records.append(record)?;
         }
-        Ok(())
+        Ok(session.study)
     }
 
     #[test]
-    fn what_the_command_line_sets_otherwise_stands_beside_the_file() {
+    fn changes_of_the_command_line_are_listed_next_to_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let text =
             "name = \"a\"\ntitle = \"A\"\nabout = \"a\"\n[[matrix]]\nbatch_size_per_rank = 8\n";
-        let mut found = Vec::new();
-        for set in [None, Some("steps=5,cpu=portable")] {
+        for (set, expected) in [
+            (None, ""),
+            (
+                Some("steps=5,cpu=portable"),
+                "cpu = \"portable\"\nsteps = 5\n",
+            ),
+        ] {
             let file =
                 StudyFile::read("s.toml", text, &crate::changes::read(set).unwrap()).unwrap();
             let cells = crate::plan::cells(&file).unwrap();
             let trainer = Path::new("/bin/true");
-            let options = Options {
-                checks_quiet: false,
-                again_disturbed: false,
-            };
-            let session =
-                StudyRunner::open(&file, &cells, directory.path(), trainer, options).unwrap();
-            command::write_study(&file, &session, directory.path()).unwrap();
-            let study = command::earlier(directory.path()).unwrap();
-            assert_eq!(study.toml, text);
-            found.push(study.set);
+            StudyRunner::open(&file, &cells, directory.path(), trainer, OPTIONS).unwrap();
+            let study = read(directory.path()).unwrap();
+            assert_eq!((study.toml.as_str(), study.set.as_str()), (text, expected));
         }
-        assert_eq!(found, ["", "cpu = \"portable\"\nsteps = 5\n"]);
     }
 
     #[test]
-    fn a_cell_that_comes_back_with_other_arguments_is_refused_its_records() {
+    fn a_cell_that_returns_with_other_arguments_is_refused_its_records() {
         let directory = tempfile::tempdir().unwrap();
         start(directory.path(), "[4, 8]", 2).unwrap();
-        start(directory.path(), "8", 2).unwrap();
-        let without = command::earlier(directory.path()).unwrap();
+        let without = start(directory.path(), "8", 2).unwrap();
         start(directory.path(), "8", 2).unwrap();
         let other = start(directory.path(), "[4, 8]", 50)
             .unwrap_err()
             .to_string();
-        let same = start(directory.path(), "[4, 8]", 2);
-        let ids: Vec<String> = all_cells(&command::earlier(directory.path()).unwrap())
-            .map(|cell| cell.id.clone())
-            .collect();
         assert!(
             other.contains("-b4-") && other.contains("--steps 2") && other.contains("--steps 50"),
             "{other}"
         );
-        same.unwrap();
-        assert_eq!(
-            (without.cells.len(), without.earlier_cells.len()),
-            (1, 1),
-            "it counts in no report"
-        );
-        assert_eq!(ids.len(), 2, "each once: {ids:?}");
-        assert!(
-            without.program_sha256.is_some() && without.later_starts.is_empty(),
-            "{without:?}"
-        );
+        let with = start(directory.path(), "[4, 8]", 2).unwrap();
+        let counts = |study: &Study| (study.cells.len(), study.earlier_cells.len());
+        assert_eq!((counts(&without), counts(&with)), ((1, 1), (2, 0)));
+        assert!(without.program_sha256.is_some() && without.later_starts.is_empty());
+        // Without arguments the meaning of a record is unknown.
+        std::fs::remove_file(directory.path().join("study.json")).unwrap();
+        let unknown = start(directory.path(), "8", 2).unwrap_err().to_string();
+        assert!(unknown.contains("none in study.json"), "{unknown}");
     }
 }

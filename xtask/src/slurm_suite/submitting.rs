@@ -94,9 +94,14 @@ fn study_killed_and_resumed(suite: &Suite) -> Checked {
     let study = Study::write(suite, "study", "slurm", 1)?;
     let cluster = suite.cluster()?;
     let command = || study.command(cluster.command(&suite.trainer));
-    let journal = || fs::read_to_string(study.folder.join("slurm-jobs.jsonl")).unwrap_or_default();
-    let is_job = |line: &&str| !line.is_empty();
-    let has_both = || journal().lines().filter(is_job).count() == 2;
+    let journal = || {
+        let job = |ranks: usize| {
+            let run = format!("runs/resnet8-f32-b4-r{ranks}-allreduce-slurm/r1a1/job-id");
+            fs::read_to_string(study.folder.join(run)).unwrap_or_default()
+        };
+        [1, 2].map(job)
+    };
+    let has_both = || journal().iter().all(|job| !job.is_empty());
     let kill = |process| Ok(process::send_signal(process, "KILL")?);
     let (_, sent) = disturbed(suite, command(), "study", has_both, kill)?;
     sent?;

@@ -46,7 +46,7 @@ pub(super) fn text(request: &Request, trainer: &Path) -> String {
 
 /// Returns the name of a job's output in its directory: `slurm-12.out`, for a task of an array
 /// `slurm-12_3.out`.
-pub(super) fn output_name(job: &str) -> String {
+pub fn output_name(job: &str) -> String {
     format!("slurm-{job}.out")
 }
 

@@ -36,10 +36,6 @@ impl Framework {
         }
     }
 
-    pub(crate) fn named(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.word() == word)
-    }
-
     pub(crate) fn is_ours(self) -> bool {
         self == Framework::Lockstep
     }

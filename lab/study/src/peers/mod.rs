@@ -19,7 +19,7 @@ use std::process::Command;
 
 use cluster::cores;
 use cluster::failure::{Failure, Outcome};
-use cluster::hosts::Hosts;
+use cluster::hosts;
 
 pub(crate) use self::framework::Framework;
 pub(crate) use self::install::last_line;
@@ -29,7 +29,7 @@ pub(crate) use self::setting::Setting;
 use self::install::Installer;
 use self::scripts::Scripts;
 use crate::cell::{Cell, Place};
-use crate::file::{Kind, PeersTable, StudyFile};
+use crate::file::{PeersTable, StudyFile};
 
 /// Variable with the number of a rank that no launcher numbers; `lab/peers/ranks.py` reads it.
 pub(crate) const RANK: &str = "LOCKSTEP_PEER_RANK";
@@ -68,34 +68,33 @@ impl Peers {
     /// Returns the reason why a cell cannot be run.
     pub(crate) fn gap(&self, cell: &Cell) -> Option<String> {
         let framework = cell.peer()?;
-        let refusal = framework.refusal(&cell.setting("dtype"), cell.ranks);
         let has_servers = !framework.roles(cell.ranks).is_empty();
-        let on_hosts = (matches!(cell.place, Place::Hosts { .. }) && has_servers)
-            .then_some("its scheduler and server are not started on emulated hosts");
-        let python = self.pythons.get(&framework)?;
-        let refusal = refusal.or(on_hosts).map(str::to_owned);
-        refusal.or_else(|| python.as_ref().err().cloned())
+        if let Some(refusal) = framework.refusal(&cell.setting("dtype"), cell.ranks) {
+            return Some(refusal.to_owned());
+        }
+        if matches!(cell.place, Place::Hosts { .. }) && has_servers {
+            let text = "its scheduler and server are not started on emulated hosts";
+            return Some(text.to_owned());
+        }
+        let python = self.pythons.get(&framework)?.as_ref();
+        python.err().cloned().or(cell.chosen.environment().err())
     }
 
-    /// Returns the program and words of all processes of a cell.
+    /// Returns the Python and the words of all processes of a cell.
     ///
     /// # Errors
     /// A gap; no free port.
     pub(crate) fn words(
         &self,
         cell: &Cell,
+        framework: Framework,
         words: &[String],
         job: &Path,
         directory: &Path,
-        hosts: Option<&Hosts>,
     ) -> Outcome<(PathBuf, Vec<String>)> {
-        let framework = cell.peer().unwrap_or(Framework::PyTorch);
         let python = match self.pythons.get(&framework) {
             Some(Ok(python)) => python.clone(),
-            other => {
-                let reason = other.and_then(|python| python.clone().err());
-                return Err(Failure::Failed(reason.unwrap_or_default()));
-            }
+            _ => return Err(Failure::Failed("the framework is not installed".to_owned())),
         };
         // -B: Python writes nothing into the folder of the scripts.
         let script = self.scripts.path("run.py").display().to_string();
@@ -104,7 +103,7 @@ impl Peers {
         let pairs = [
             ("--ranks", cell.ranks.to_string()),
             ("--threads", cell.threads.to_string()),
-            ("--rendezvous", addresses(cell.ranks, hosts)?.join(",")),
+            ("--rendezvous", addresses(cell)?.join(",")),
             ("--job", job.display().to_string()),
             ("--output", directory.display().to_string()),
         ];
@@ -135,47 +134,22 @@ pub(crate) fn leaves_a_core(cell: &Cell) -> bool {
     cell.ranks * cell.threads < cores::available()
 }
 
-/// Returns the words with which our trainer writes the files of a cell's job.
-pub(crate) fn job_words(cell: &Cell, seed: u64, folder: &Path) -> Vec<String> {
-    let batch = cell.setting("batch_size_per_rank");
-    let model = cell.setting("model");
-    let threads = cell.threads.to_string();
-    let seed = seed.to_string();
-    let folder = folder.display().to_string();
-    let mut words = vec!["bench", "--device", "flex", "--dtype", "f32"];
-    words.extend(["--model", &model, "--batch-size-per-rank", &batch]);
-    words.extend(["--threads", &threads, "--seed", &seed]);
-    words.extend([
-        "--steps",
-        "1",
-        "--warmup-steps",
-        "0",
-        "--export-job",
-        &folder,
-    ]);
-    let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-    for key in ["image_size", "num_classes"] {
-        let value = cell.setting(key);
-        if !value.is_empty() && cell.kind == Kind::Bench {
-            words.extend([format!("--{}", key.replace('_', "-")), value]);
-        }
-    }
-    words
-}
-
 /// Returns an address for each rank: on its emulated host, otherwise on this machine.
-fn addresses(ranks: usize, hosts: Option<&Hosts>) -> Outcome<Vec<String>> {
+fn addresses(cell: &Cell) -> Outcome<Vec<String>> {
     let failed =
         |error: std::io::Error| Failure::Failed(format!("no free port on 127.0.0.1: {error}"));
     // All are held until all are found, so that none is found twice.
-    let held: Vec<TcpListener> = (0..ranks)
+    let held: Vec<TcpListener> = (0..cell.ranks)
         .map(|_| TcpListener::bind("127.0.0.1:0"))
         .collect::<Result<_, _>>()
         .map_err(failed)?;
     let mut addresses = Vec::new();
     for (rank, listener) in held.iter().enumerate() {
         let port = listener.local_addr().map_err(failed)?.port();
-        let host = hosts.map_or("127.0.0.1".to_owned(), |hosts| hosts.address(rank));
+        let host = match cell.place {
+            Place::Hosts { hosts, .. } => hosts::address(rank % hosts + 1),
+            Place::Machine | Place::Slurm { .. } => "127.0.0.1".to_owned(),
+        };
         addresses.push(format!("{host}:{port}"));
     }
     Ok(addresses)
@@ -207,10 +181,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rank_has_an_address_of_its_own() {
-        let mut addresses = addresses(5, None).unwrap();
-        addresses.sort();
-        addresses.dedup();
-        assert_eq!(addresses.len(), 5);
+    fn each_rank_has_another_address_on_its_host() {
+        for (network, start) in [("machine", "127.0.0.1:"), ("hosts:1gbit", "10.98.0.2:")] {
+            let text = format!(
+                "[[matrix]]\nframework = \"jax\"\nbatch_size_per_rank = 8\nranks = 2\nnetwork = \"{network}\"\n"
+            );
+            let (_, cells) = crate::plan::tests::study(&text).unwrap();
+            let addresses = addresses(&cells[0]).unwrap();
+            assert!(addresses.len() == 2 && addresses[0] != addresses[1]);
+            assert!(addresses[1].starts_with(start), "{addresses:?}");
+        }
     }
 }

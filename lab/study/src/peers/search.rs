@@ -11,6 +11,7 @@ use records::ComparisonRow;
 use super::setting::{Choice, of_communication, of_one_rank};
 use super::{Framework, Setting};
 use crate::cell::{Cell, folder_name};
+use crate::file::{Kind, PeerSettings};
 use crate::session::StudyRunner;
 use cluster::failure::Outcome;
 
@@ -24,20 +25,20 @@ impl StudyRunner<'_> {
             let Some(framework) = cell.peer() else {
                 continue;
             };
-            let single = cells
-                .iter()
-                .find(|other| {
-                    other.framework == Some(framework.on_one_rank())
-                        && other.kind == crate::file::Kind::Bench
-                        && other.ranks == 1
-                        && is_same_job(other, &cell)
-                })
-                .map(|other| other.chosen.clone());
-            if cell.kind == crate::file::Kind::Train {
+            let is_single = |other: &&Cell| {
+                other.framework == Some(framework.on_one_rank())
+                    && other.kind == Kind::Bench
+                    && other.ranks == 1
+                    && is_same_job(other, &cell)
+            };
+            let single = cells.iter().find(is_single);
+            let single = single.map(|other| other.chosen.clone());
+            if cell.kind == Kind::Train {
                 cells[index].chosen = single.unwrap_or_default();
-            } else if let Some(setting) = self.frozen_setting(&cell.id) {
-                cells[index].chosen = setting;
-            } else if self.searches() && self.gap(&cell).is_none() {
+            } else if self.records.newest(&cell.id).is_none()
+                && self.runs.file.peers.settings == PeerSettings::Best
+                && self.runs.gap(&cell).is_none()
+            {
                 let single = single.filter(|_| cell.ranks > 1);
                 cells[index].chosen = self.best_setting(&cell, framework, single)?;
             }

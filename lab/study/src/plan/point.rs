@@ -15,7 +15,22 @@ use cluster::hosts::Rate;
 /// Default number of hosts.
 const DEFAULT_HOSTS: i64 = 2;
 
+/// Keys in every id.
+const IN_EVERY_ID: [&str; 10] = [
+    "framework",
+    "model",
+    "dtype",
+    "batch_size_per_rank",
+    "global_batch_size",
+    "ranks",
+    "threads",
+    "sync",
+    "compress",
+    "network",
+];
+
 /// One point of a matrix.
+#[derive(Clone)]
 pub(super) struct Point<'a> {
     pub(super) matrix: &'a Matrix,
     /// All keys with one value each.
@@ -26,6 +41,32 @@ pub(super) struct Point<'a> {
 }
 
 impl Point<'_> {
+    /// Returns whether the point has all these values; a list means any of them.
+    pub(super) fn has(&self, when: &Table) -> bool {
+        when.iter().all(|(key, expected)| {
+            let value = self.values.get(key);
+            match expected {
+                Value::Array(any) => value.is_some_and(|value| any.contains(value)),
+                expected => value == Some(expected),
+            }
+        })
+    }
+
+    /// Adds keys to the id.
+    pub(super) fn name<'k>(&mut self, keys: impl Iterator<Item = &'k String>) {
+        for key in keys {
+            if !IN_EVERY_ID.contains(&key.as_str()) && !self.named.contains(key) {
+                self.named.push(key.clone());
+            }
+        }
+    }
+
+    pub(super) fn default(&mut self, key: &str, value: impl Into<Value>) {
+        self.values
+            .entry(key.to_owned())
+            .or_insert_with(|| value.into());
+    }
+
     pub(super) fn refusal(&self, key: &str, text: &str) -> Failure {
         Failure::Usage(format!("{}: {key}: {text}", self.matrix.place))
     }
@@ -113,35 +154,25 @@ impl Point<'_> {
         }
         let ranks = self.count("ranks", 1)?;
         let computes = self.matrix.kind != Kind::Netbench;
-        if framework.is_some() {
-            self.check_job(ranks)?;
-        } else if computes {
-            for (key, value) in [
-                ("model", "resnet20"),
-                ("dtype", "f32"),
-                ("sync", "allreduce"),
-                ("compress", "none"),
-            ] {
-                self.values
-                    .entry(key)
-                    .or_insert_with(|| Value::String(value.to_owned()));
-            }
-        }
         if computes {
-            self.values.entry("threads").or_insert(Value::Integer(1));
+            self.default("model", "resnet20");
+            self.default("dtype", "f32");
+            self.default("threads", 1);
         }
-        let batch = if computes {
-            Some(self.batch(ranks)?)
-        } else {
-            None
+        if let Some(framework) = framework {
+            self.check_job(framework, ranks)?;
+        } else if computes {
+            self.default("sync", "allreduce");
+            self.default("compress", "none");
+        }
+        let batch = match computes {
+            true => Some(self.batch(ranks)?),
+            false => None,
         };
-        let own_servers = self.text("server_placement", "beside")? == "own";
-        let world_size = ranks
-            + if own_servers {
-                self.count("servers", 1)?
-            } else {
-                0
-            };
+        let mut world_size = ranks;
+        if self.text("server_placement", "beside")? == "own" {
+            world_size += self.count("servers", 1)?;
+        }
         if let Place::Slurm { hosts } = place
             && !world_size.is_multiple_of(hosts.min(world_size))
         {
@@ -161,10 +192,9 @@ impl Point<'_> {
             kind: self.matrix.kind,
             world_size,
             ranks,
-            threads: if computes {
-                self.count("threads", 1)?
-            } else {
-                1
+            threads: match computes {
+                true => self.count("threads", 1)?,
+                false => 1,
             },
             arguments: match framework.filter(|framework| !framework.is_ours()) {
                 Some(peer) => self.peer_arguments(peer),
@@ -180,17 +210,18 @@ impl Point<'_> {
         })
     }
 
-    pub(super) fn framework(&self) -> Outcome<Option<Framework>> {
+    fn framework(&self) -> Outcome<Option<Framework>> {
         let word = self.text("framework", "")?;
-        match Framework::named(&word) {
-            None if word.is_empty() => Ok(None),
-            None => {
-                let known = Framework::ALL.map(Framework::word).join(", ");
-                let text = format!("expected one of {known}, got `{word}`");
-                Err(self.refusal("framework", &text))
-            }
-            framework => Ok(framework),
+        if word.is_empty() {
+            return Ok(None);
         }
+        let framework = Framework::ALL.into_iter().find(|one| one.word() == word);
+        if framework.is_none() {
+            let known = Framework::ALL.map(Framework::word).join(", ");
+            let text = format!("expected one of {known}, got `{word}`");
+            return Err(self.refusal("framework", &text));
+        }
+        Ok(framework)
     }
 
     fn wanted(&self, framework: Option<Framework>) -> Outcome<RankLauncher> {
@@ -199,58 +230,45 @@ impl Point<'_> {
             let text = "expected only with framework: the network decides the launcher";
             return Err(self.refusal("launcher", text));
         }
-        let known = RankLauncher::ALL.iter().find(|(name, _)| *name == word);
-        known.map(|(_, launcher)| *launcher).ok_or_else(|| {
-            let text = format!("expected plain, mpirun or srun, got `{word}`");
-            self.refusal("launcher", &text)
-        })
+        let mut known = RankLauncher::ALL.into_iter();
+        known
+            .find(|launcher| launcher.name() == word)
+            .ok_or_else(|| {
+                let text = format!("expected plain, mpirun or srun, got `{word}`");
+                self.refusal("launcher", &text)
+            })
     }
 
     /// Returns the samples of a rank's pass and of all ranks' step.
     fn batch(&self, ranks: usize) -> Outcome<(usize, usize)> {
         let passes = self.count("grad_accum_steps", 1)?;
-        let has = |key: &str| self.values.contains_key(key);
-        let own = has("batch_size_per_rank");
-        let global = has("global_batch_size");
-        let is_strong = match (self.matrix.scaling, own, global) {
-            (Scaling::Weak, _, true) => {
-                let text = "weak scaling keeps the batch of each rank: remove it, and set batch_size_per_rank";
-                return Err(self.refusal("global_batch_size", text));
-            }
-            (Scaling::Strong, true, _) => {
-                let text = "strong scaling keeps the batch of all ranks: remove it, and set global_batch_size";
-                return Err(self.refusal("batch_size_per_rank", text));
-            }
-            (Scaling::None, true, true) => {
-                return Err(self.refusal(
-                    "batch_size_per_rank",
-                    "global_batch_size is set, too: keep one",
-                ));
-            }
-            (_, false, false) => {
-                let text = "expected batch_size_per_rank, or global_batch_size for strong scaling, got none: set one";
-                return Err(self.refusal("batch_size_per_rank", text));
-            }
-            (_, _, global) => global,
+        let [own, global] = ["batch_size_per_rank", "global_batch_size"];
+        let has = [own, global].map(|key| self.values.contains_key(key));
+        let (key, expected) = match self.matrix.scaling {
+            Scaling::Weak => (own, own),
+            Scaling::Strong => (global, global),
+            Scaling::None if has[1] => (global, "one of the two"),
+            Scaling::None => (own, "one of the two"),
         };
-        if !is_strong {
-            let own = self.count("batch_size_per_rank", 1)?;
-            return Ok((own, own * passes * ranks));
-        }
-        let global = self.count("global_batch_size", 1)?;
-        if !global.is_multiple_of(ranks * passes) {
-            let parts = if passes > 1 {
-                format!("{ranks} ranks of {passes} passes")
-            } else {
-                format!("{ranks} ranks")
-            };
+        if has[0] == has[1] || !self.values.contains_key(key) {
+            let scaling = self.matrix.scaling.name();
             let text = format!(
-                "{global} samples do not divide by {parts}: choose a multiple of {}",
+                "expected {own} or {global}, with scaling `{scaling}` {expected}: set it, and remove the other"
+            );
+            return Err(self.refusal(key, &text));
+        }
+        let size = self.count(key, 1)?;
+        if key == own {
+            return Ok((size, size * passes * ranks));
+        }
+        if !size.is_multiple_of(ranks * passes) {
+            let text = format!(
+                "{size} samples do not divide by {ranks} ranks of {passes} passes: choose a multiple of {}",
                 ranks * passes
             );
-            return Err(self.refusal("global_batch_size", &text));
+            return Err(self.refusal(key, &text));
         }
-        Ok((global / ranks / passes, global))
+        Ok((size / ranks / passes, size))
     }
 
     fn settings(
@@ -304,13 +322,11 @@ impl Point<'_> {
             if threads > 1 {
                 parts.push(format!("t{threads}"));
             }
+            let mut sync = self.text("sync", "")?;
             let compression = self.text("compress", "none")?;
-            let compression = if compression == "none" {
-                String::new()
-            } else {
-                format!("+{compression}")
-            };
-            let sync = format!("{}{compression}", self.text("sync", "")?);
+            if compression != "none" {
+                sync.push_str(&format!("+{compression}"));
+            }
             parts.extend(Some(sync).filter(|word| !word.is_empty()));
         } else {
             parts.push(format!("r{ranks}"));

@@ -172,15 +172,10 @@ impl Looks {
     }
 }
 
-/// Returns the entry of a record; a run of a queue has no look before, and without a check there is
-/// no limit.
-pub(crate) fn record(
-    before: Option<Quiet>,
-    during: &Seen,
-    limit_cores: Option<f64>,
-) -> records::Quiet {
+/// Returns the entry of a record; without a check there is no limit.
+pub(crate) fn record(before: Quiet, during: &Seen, limit_cores: Option<f64>) -> records::Quiet {
     records::Quiet {
-        before: before.map(Quiet::rounded),
+        before: Some(before.rounded()),
         during: Some(during.quiet.rounded()),
         mhz_min: during.mhz.map(|mhz| mhz.0),
         mhz_max: during.mhz.map(|mhz| mhz.1),
@@ -290,8 +285,8 @@ mod tests {
         );
         let seen = watch.finish().seen(None);
         assert!(seen.quiet.other_cores >= 0.0 && seen.quiet.steal_cores >= 0.0);
-        let record = record(None, &seen, Some(0.2));
-        assert_eq!((record.before, record.limit_cores), (None, Some(0.2)));
+        let record = record(Quiet::default(), &seen, Some(0.2));
+        assert_eq!(record.limit_cores, Some(0.2));
         assert!(
             record
                 .during
