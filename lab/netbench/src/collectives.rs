@@ -2,10 +2,10 @@
 //!
 //! In: ranks, sizes. Out: a [`CollectiveTimes`] for each algorithm of all-reduce, for broadcast and
 //! all-gather, with root's points.
-//! Invariant: the sums do not grow with the repetitions; each begins with the same values.
+//! Invariant: the sums are of zeros, so that they do not grow with the repetitions.
 
 use crate::NetbenchPlan;
-use crate::points::{repeat_together, timed};
+use crate::points::repeat_together;
 use distributed::gradients::{AllReducer, ReductionKind};
 use distributed::{CollectiveError, Communicator, ROOT};
 use records::{CollectiveTimes, Operation, SizeTimes};
@@ -36,65 +36,45 @@ fn own_part(bytes: usize, rank: usize, ranks: usize) -> usize {
 /// Times all collectives on the ranks of `communicator`.
 /// Collective: all ranks of the communicator, with the same plan.
 pub(crate) fn measure(
-    config: &NetbenchPlan,
+    plan: &NetbenchPlan,
     communicator: &Arc<dyn Communicator>,
 ) -> Result<Vec<CollectiveTimes>, CollectiveError> {
-    let ranks = communicator.world_size();
+    type Once<'a> = &'a mut dyn FnMut() -> Result<(), CollectiveError>;
     let own = &**communicator;
-    let repeat = |bytes, once: &mut dyn FnMut() -> Result<u64, CollectiveError>| {
-        repeat_together(own, bytes, config.time_per_point, once)
-    };
+    let ranks = own.world_size();
+    let sizes = whole_sizes(&plan.sizes);
+    let repeat = |bytes, once: Once<'_>| repeat_together(own, bytes, plan.time_per_point, once);
     let mut all = Vec::new();
-    for (kind, name) in &config.reductions {
+    let mut add = |operation, algorithm: &str, points: Vec<Option<SizeTimes>>| {
+        all.push(CollectiveTimes {
+            operation,
+            algorithm: algorithm.to_owned(),
+            ranks,
+            points: points.into_iter().flatten().collect(),
+        });
+    };
+    for (kind, name) in &plan.reductions {
         let mut reducer = AllReducer::new(*kind, Arc::clone(communicator))?;
-        let sum = |bytes| {
+        let sum = |&bytes: &usize| {
             let mut values = vec![0.0; bytes / size_of::<f32>()];
-            repeat(bytes, &mut || {
-                values.fill(1.0);
-                timed(own, || reducer.sum(&mut values))
-            })
+            repeat(bytes, &mut || reducer.sum(&mut values))
         };
-        all.push(by_size(config, ranks, (Operation::AllReduce, name), sum)?);
+        let points = sizes.iter().map(sum).collect::<Result<_, _>>()?;
+        add(Operation::AllReduce, name, points);
     }
-    let broadcast = |bytes| {
+    let broadcast = |&bytes: &usize| {
         let mut values = vec![1; bytes];
-        repeat(bytes, &mut || {
-            timed(own, || own.broadcast(ROOT, &mut values))
-        })
+        repeat(bytes, &mut || own.broadcast(ROOT, &mut values))
     };
-    all.push(by_size(
-        config,
-        ranks,
-        (Operation::Broadcast, MPI),
-        broadcast,
-    )?);
-    let gather = |bytes| {
+    let points = sizes.iter().map(broadcast).collect::<Result<_, _>>()?;
+    add(Operation::Broadcast, MPI, points);
+    let gather = |&bytes: &usize| {
         let values = vec![1; own_part(bytes, own.rank(), ranks)];
-        repeat(bytes, &mut || {
-            timed(own, || own.all_gather(&values).map(drop))
-        })
+        repeat(bytes, &mut || own.all_gather(&values).map(drop))
     };
-    all.push(by_size(config, ranks, (Operation::AllGather, MPI), gather)?);
+    let points = sizes.iter().map(gather).collect::<Result<_, _>>()?;
+    add(Operation::AllGather, MPI, points);
     Ok(all)
-}
-
-fn by_size(
-    config: &NetbenchPlan,
-    ranks: usize,
-    (operation, algorithm): (Operation, &str),
-    point: impl FnMut(usize) -> Result<Option<SizeTimes>, CollectiveError>,
-) -> Result<CollectiveTimes, CollectiveError> {
-    let points = whole_sizes(&config.sizes)
-        .into_iter()
-        .map(point)
-        .collect::<Result<Vec<_>, _>>()?;
-    let points = points.into_iter().flatten().collect();
-    Ok(CollectiveTimes {
-        operation,
-        algorithm: algorithm.to_owned(),
-        ranks,
-        points,
-    })
 }
 
 /// Adds simulated times to all-reduces of few ranks.

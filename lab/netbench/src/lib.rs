@@ -12,11 +12,9 @@
 
 mod collectives;
 mod overlap;
-mod pairs;
 mod point_to_point;
 mod points;
 mod render;
-mod repetitions;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +27,6 @@ use records::{Environment, NetbenchResult, PointRules};
 use simulate::NetworkModel;
 
 pub use render::heading_lines;
-
-use pairs::PairPlan;
 
 /// Sizes, pairs and collectives of a measurement.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,10 +57,10 @@ pub fn measure(
 ) -> Result<NetbenchResult> {
     let is_root = communicator.rank() == distributed::ROOT;
     let nodes = &environment.node_of_rank;
-    let pair_plan = PairPlan::new(nodes, plan.most_pairs);
-    let pairs = point_to_point::measure(plan, &**communicator, nodes, &pair_plan, is_stopped)?;
+    let (mut pairs, possible_pairs) = point_to_point::pairs(nodes, plan.most_pairs);
+    point_to_point::measure(plan, &**communicator, &mut pairs, is_stopped)?;
     let links = point_to_point::links(&pairs);
-    print(&render::pair_lines(&pairs, pair_plan.num_possible, &links));
+    print(&render::pair_lines(&pairs, possible_pairs, &links));
     let is_shared = point_to_point::nodes_share_memory(&**communicator, nodes)?;
     let overlap = overlap::measure(communicator, plan.time_per_point)?;
     let mut network = point_to_point::network(&links, ranks_per_node(nodes), is_shared);
@@ -105,11 +101,11 @@ pub fn measure(
     Ok(NetbenchResult {
         method: PointRules {
             confidence: records::CONFIDENCE,
-            precision: repetitions::PRECISION,
+            precision: points::PRECISION,
             seconds_per_point: plan.time_per_point.as_secs_f64(),
-            most_repetitions: repetitions::MOST,
+            most_repetitions: points::MOST,
         },
-        possible_pairs: pair_plan.num_possible,
+        possible_pairs,
         point_to_point: pairs,
         links,
         overlap,

@@ -3,11 +3,12 @@
 //! In: times. Out: lines of at most 100 columns, except for names of nodes; units are in the
 //! headings.
 
-use crate::repetitions::{PRECISION, percentile};
+use crate::points::{PRECISION, percentile};
 use records::{
     CollectiveTimes, Environment, FitFacts, Links, Operation, Overlap, PairTimes, SizeTimes, bytes,
     counted,
 };
+use std::collections::BTreeSet;
 
 /// Largest number of pairs whose fits are shown.
 const MOST_PAIRS: usize = 24;
@@ -42,117 +43,124 @@ pub fn heading_lines(environment: &Environment) -> Vec<String> {
 pub(crate) fn pair_lines(pairs: &[PairTimes], possible: usize, links: &Links) -> Vec<String> {
     let mut lines = Vec::new();
     for (is_inside, fit) in [(false, &links.between_nodes), (true, &links.inside_node)] {
-        let group: Vec<&PairTimes> = pairs
-            .iter()
-            .filter(|pair| pair.is_inside_node == is_inside)
-            .collect();
-        let Some(first) = group.first() else { continue };
-        let place = if is_inside {
-            "inside a node"
-        } else {
-            "between nodes"
+        let of_group = |pair: &&PairTimes| pair.is_inside_node == is_inside;
+        let group: Vec<&PairTimes> = pairs.iter().filter(of_group).collect();
+        let place = match is_inside {
+            true => "inside a node",
+            false => "between nodes",
         };
         // With pairs of nodes, the pair inside one is an example.
         let is_all = (is_inside && pairs.len() > group.len()) || group.len() == possible;
-        let choice = if is_all {
-            String::new()
-        } else {
-            format!(", chosen at random of {possible}")
+        let choice = match is_all {
+            true => String::new(),
+            false => format!(", chosen at random of {possible}"),
         };
-        lines.push(String::new());
-        lines.push(format!(
-            "point to point {place}, half of a round trip, {}{choice}",
-            counted(group.len(), "pair")
-        ));
+        let num_pairs = counted(group.len(), "pair");
+        let heading = format!("point to point {place}, half of a round trip, {num_pairs}{choice}");
+        let largest = match &group[..] {
+            [] => continue,
+            [first, ..] => first.points.iter().map(|point| point.bytes).max(),
+        };
+        lines.extend([String::new(), heading]);
         match group[..] {
             [pair] => lines.extend(single_pair(pair)),
             _ => lines.extend(several_pairs(&group)),
         }
-        match fit {
-            Some(fit) => lines.push(format!("fit {place}: {}", fit_text(fit))),
-            None => lines.push(format!(
-                "fit {place}: none, as sizes up to {} do not determine it",
-                largest(first)
-            )),
-        }
+        let text = fit.as_ref().map_or_else(
+            || {
+                let largest = bytes(largest.unwrap_or(0));
+                format!("none, as sizes up to {largest} do not determine it")
+            },
+            fit_text,
+        );
+        lines.push(format!("fit {place}: {text}"));
         if group.len() > 1 {
-            lines.extend(group.iter().take(MOST_PAIRS).map(|pair| fit_of_pair(pair)));
-            if group.len() > MOST_PAIRS {
-                lines.push(format!(
-                    "  and {} more pairs, in --output and --json",
-                    group.len() - MOST_PAIRS
-                ));
-            }
+            lines.extend(group.iter().take(MOST_PAIRS).map(|pair| {
+                let fit = pair.fit.as_ref().map_or("none".to_owned(), fit_text);
+                format!("  {}: {fit}", name(pair))
+            }));
+        }
+        if group.len() > MOST_PAIRS {
+            let more = group.len() - MOST_PAIRS;
+            lines.push(format!("  and {more} more pairs, in --output and --json"));
         }
     }
     lines
 }
 
-fn largest(pair: &PairTimes) -> String {
-    bytes(
-        pair.points
-            .iter()
-            .map(|point| point.bytes)
-            .max()
-            .unwrap_or(0),
-    )
-}
-
 fn single_pair(pair: &PairTimes) -> Vec<String> {
-    let ([first, second], [node, other]) = (pair.ranks, &pair.nodes);
-    let mut lines = vec![match pair.is_inside_node {
-        true => format!("ranks {first} and {second} on {node}"),
-        false => format!("rank {first} on {node}, rank {second} on {other}"),
-    }];
-    lines.push(format!(
-        "{:>8} {:>11} {:>11} {:>11} {:>9} {:>7} {:>6}  {}",
-        "size", "median us", "p10 us", "p90 us", "MB/s", "times", "+- %", "until"
-    ));
-    for point in &pair.points {
-        let width = point
-            .relative_half_width
-            .map_or("-".to_owned(), |width| format!("{:.1}", 100.0 * width));
-        lines.push(format!(
-            "{:>8} {:>11} {:>11} {:>11} {:>9} {:>7} {width:>6}  {}",
+    let [first, second] = pair.ranks;
+    let [node, other] = &pair.nodes;
+    let row = |[size, median, p10, p90, speed, times, width, until]: [String; 8]| {
+        format!(
+            "{size:>8} {median:>11} {p10:>11} {p90:>11} {speed:>9} {times:>7} {width:>6}  {until}"
+        )
+    };
+    let mut lines = vec![
+        match pair.is_inside_node {
+            true => format!("ranks {first} and {second} on {node}"),
+            false => format!("rank {first} on {node}, rank {second} on {other}"),
+        },
+        row([
+            "size",
+            "median us",
+            "p10 us",
+            "p90 us",
+            "MB/s",
+            "times",
+            "+- %",
+            "until",
+        ]
+        .map(str::to_owned)),
+    ];
+    lines.extend(pair.points.iter().map(|point| {
+        let width = point.relative_half_width;
+        row([
             bytes(point.bytes),
             microseconds(point.seconds_median),
             microseconds(point.seconds_p10),
             microseconds(point.seconds_p90),
             megabytes_per_s(point.bytes as f64 / point.seconds_median),
-            point.repetitions,
+            point.repetitions.to_string(),
+            width.map_or("-".to_owned(), |width| format!("{:.1}", 100.0 * width)),
             format!("{:?}", point.stopped_by).to_lowercase(),
-        ));
-    }
+        ])
+    }));
     lines
 }
 
 /// Returns the medians of several pairs by size: of the fastest, the middle and the slowest pair.
 fn several_pairs(group: &[&PairTimes]) -> Vec<String> {
-    let mut lines = vec![format!(
-        "{:>8} {:>11} {:>11} {:>11} {:>9}  {}",
-        "size", "fastest us", "middle us", "slowest us", "MB/s", "slowest pair"
-    )];
+    let row = |[size, fastest, middle, slowest, speed, pair]: [String; 6]| {
+        format!("{size:>8} {fastest:>11} {middle:>11} {slowest:>11} {speed:>9}  {pair}")
+    };
+    let heading = [
+        "size",
+        "fastest us",
+        "middle us",
+        "slowest us",
+        "MB/s",
+        "slowest pair",
+    ];
+    let mut lines = vec![row(heading.map(str::to_owned))];
     for (index, point) in group[0].points.iter().enumerate() {
-        let mut medians: Vec<(f64, &PairTimes)> = group
+        let median = |pair: &PairTimes| pair.points[index].seconds_median;
+        let mut sorted = group.to_vec();
+        sorted.sort_by(|a, b| median(a).total_cmp(&median(b)));
+        let nanos: Vec<u64> = sorted
             .iter()
-            .map(|pair| (pair.points[index].seconds_median, *pair))
-            .collect();
-        medians.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let nanos: Vec<u64> = medians
-            .iter()
-            .map(|(seconds, _)| (seconds * 1e9) as u64)
+            .map(|pair| (median(pair) * 1e9) as u64)
             .collect();
         let middle = percentile(&nanos, 0.5) / 1e9;
-        let (slowest, pair) = medians[medians.len() - 1];
-        lines.push(format!(
-            "{:>8} {:>11} {:>11} {:>11} {:>9}  {}",
+        let slowest = sorted[sorted.len() - 1];
+        lines.push(row([
             bytes(point.bytes),
-            microseconds(medians[0].0),
+            microseconds(median(sorted[0])),
             microseconds(middle),
-            microseconds(slowest),
+            microseconds(median(slowest)),
             megabytes_per_s(point.bytes as f64 / middle),
-            name(pair),
-        ));
+            name(slowest),
+        ]));
     }
     lines
 }
@@ -160,16 +168,8 @@ fn several_pairs(group: &[&PairTimes]) -> Vec<String> {
 fn name(pair: &PairTimes) -> String {
     match pair.is_inside_node {
         true => format!("{}-{}", pair.ranks[0], pair.ranks[1]),
-        false => format!("{}-{}", pair.nodes[0], pair.nodes[1]),
+        false => pair.nodes.join("-"),
     }
-}
-
-fn fit_of_pair(pair: &PairTimes) -> String {
-    format!(
-        "  {}: {}",
-        name(pair),
-        pair.fit.as_ref().map_or("none".to_owned(), fit_text)
-    )
 }
 
 fn fit_text(fit: &FitFacts) -> String {
@@ -205,69 +205,53 @@ pub(crate) fn collective_lines(all: &[CollectiveTimes]) -> Vec<String> {
     let Some(first) = all.first() else {
         return Vec::new();
     };
+    let row = |name: &str, cells: Vec<String>| {
+        let cells = cells.iter().map(|cell| format!(" {cell:>11}"));
+        format!("{name:>8}{}", cells.collect::<String>())
+    };
     let heading = |times: &CollectiveTimes| match times.operation {
-        Operation::AllReduce => shortened(&times.algorithm),
-        Operation::Broadcast => "broadcast".to_owned(),
-        Operation::AllGather => "all-gather".to_owned(),
+        Operation::AllReduce => {
+            let algorithm = &times.algorithm;
+            match algorithm.char_indices().nth(9) {
+                Some((end, _)) if algorithm.chars().count() > 10 => {
+                    format!("{}.", &algorithm[..end])
+                }
+                _ => algorithm.clone(),
+            }
+        }
+        operation => operation.to_string(),
     };
-    let row = |name: &str, cells: &mut dyn Iterator<Item = String>| {
-        cells.fold(format!("{name:>8}"), |line, cell| {
-            line + &format!(" {cell:>11}")
-        })
+    let points = || all.iter().flat_map(|times| &times.points);
+    let is_unsure = |point: &SizeTimes| {
+        let width = point.relative_half_width;
+        width.is_none_or(|width| width >= PRECISION)
     };
-    let mut sizes: Vec<u64> = all
-        .iter()
-        .flat_map(|times| &times.points)
-        .map(|point| point.bytes)
-        .collect();
-    sizes.sort_unstable();
-    sizes.dedup();
     let mut lines = vec![
         String::new(),
         format!(
             "collectives over {} ranks, median us of the slowest rank; the first columns are all-reduces",
             first.ranks
         ),
-        row("size", &mut all.iter().map(heading)),
+        row("size", all.iter().map(heading).collect()),
     ];
-    let mut is_any_unsure = false;
+    let sizes: BTreeSet<u64> = points().map(|point| point.bytes).collect();
     for size in sizes {
-        let mut cells = all.iter().map(|times| {
+        let cell = |times: &CollectiveTimes| {
             let point = times.points.iter().find(|point| point.bytes == size);
-            is_any_unsure |= point.is_some_and(is_unsure);
-            point.map_or("-".to_owned(), cell)
-        });
-        lines.push(row(&bytes(size), &mut cells));
+            point.map_or("-".to_owned(), |point| {
+                let mark = if is_unsure(point) { "~" } else { "" };
+                format!("{mark}{}", microseconds(point.seconds_median))
+            })
+        };
+        lines.push(row(&bytes(size), all.iter().map(cell).collect()));
     }
-    if is_any_unsure {
+    if points().any(is_unsure) {
         lines.push(format!(
             "~ the median is known to less than {:.0} %; --seconds-per-point is its time",
             100.0 * PRECISION
         ));
     }
     lines
-}
-
-/// Returns an algorithm's name for a column.
-fn shortened(algorithm: &str) -> String {
-    match algorithm.char_indices().nth(9) {
-        Some((end, _)) if algorithm.chars().count() > 10 => format!("{}.", &algorithm[..end]),
-        _ => algorithm.to_owned(),
-    }
-}
-
-fn is_unsure(point: &SizeTimes) -> bool {
-    point
-        .relative_half_width
-        .is_none_or(|width| width >= PRECISION)
-}
-
-fn cell(point: &SizeTimes) -> String {
-    format!(
-        "{}{}",
-        if is_unsure(point) { "~" } else { "" },
-        microseconds(point.seconds_median)
-    )
 }
 
 /// Returns the lines about the network of a simulation.
@@ -282,17 +266,15 @@ pub(crate) fn conclusion_lines(
     let mut lines = vec![String::new()];
     let simulated = all.iter().filter_map(|times| {
         let point = times.points.last()?;
-        let share = point.simulated_seconds? / point.seconds_median;
-        Some(format!("{} {:.0} %", times.algorithm, 100.0 * share))
+        let share = 100.0 * point.simulated_seconds? / point.seconds_median;
+        Some(format!("{} {share:.0} %", times.algorithm))
     });
     let simulated: Vec<String> = simulated.collect();
-    if let (Some(first), false) = (
-        all.first().and_then(|times| times.points.last()),
-        simulated.is_empty(),
-    ) {
-        let size = bytes(first.bytes);
+    let first = all.first().and_then(|times| times.points.last());
+    if let (Some(first), false) = (first, simulated.is_empty()) {
         lines.push(format!(
-            "all-reduce of {size} simulated with the fit, of the measured: {}",
+            "all-reduce of {} simulated with the fit, of the measured: {}",
+            bytes(first.bytes),
             simulated.join(", ")
         ));
     }
