@@ -131,11 +131,6 @@ impl Finding {
         Self::new(Verdict::Fail, found, Some(remedy.into()))
     }
 
-    /// Returns the finding of a check that could not be made.
-    pub fn skipped(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Skipped, reason, None)
-    }
-
     /// Judges comparisons; without any comparison the check fails.
     pub fn compared(comparisons: Vec<Compared>) -> Self {
         let passes = !comparisons.is_empty() && comparisons.iter().all(|one| one.passes);
@@ -147,17 +142,37 @@ impl Finding {
     }
 }
 
+/// Error of a check that could not be made, with the reason.
+#[derive(Debug)]
+pub struct Skipped(pub String);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
 impl<F> Check<F> {
+    /// Returns a check with its name, claim and judge.
+    pub const fn new(name: &'static str, claim: &'static str, judge: F) -> Self {
+        Self { name, claim, judge }
+    }
+
     /// Makes the check. A panic is part of it, as backends panic where they cannot compute something.
     pub fn run(&self, judge: impl FnOnce(&F) -> Result<Finding>) -> Checked {
         let start = Instant::now();
         let finding =
             panics::caught(|| judge(&self.judge)).unwrap_or_else(|panic| Err(anyhow!(panic)));
-        let broken = |error| Finding::new(Verdict::Fail, format!("broke off: {error:#}"), None);
+        let without_finding = |error: anyhow::Error| match error.downcast_ref::<Skipped>() {
+            Some(Skipped(reason)) => Finding::new(Verdict::Skipped, reason, None),
+            None => Finding::new(Verdict::Fail, format!("broke off: {error:#}"), None),
+        };
         Checked {
             name: self.name,
             claim: self.claim,
-            finding: finding.unwrap_or_else(broken),
+            finding: finding.unwrap_or_else(without_finding),
             seconds: start.elapsed().as_secs_f64(),
         }
     }
@@ -336,12 +351,11 @@ mod tests {
     use super::*;
 
     fn checked(name: &'static str, finding: Finding) -> Checked {
-        Check {
-            name,
-            claim: "",
-            judge: (),
-        }
-        .run(|()| Ok(finding))
+        Check::new(name, "", ()).run(|()| Ok(finding))
+    }
+
+    fn skipped(name: &'static str) -> Checked {
+        Check::new(name, "", ()).run(|()| Err(Skipped("no files".to_owned()).into()))
     }
 
     fn look(width: usize, is_colored: bool) -> ConsoleLook {
@@ -381,11 +395,7 @@ mod tests {
 
     #[test]
     fn a_check_that_breaks_off_or_panics_fails_with_the_reason() {
-        let check = Check {
-            name: "golden",
-            claim: "",
-            judge: (),
-        };
+        let check = Check::new("golden", "", ());
         for (checked, reason) in [
             (
                 check.run(|()| Err(anyhow!("no kernel"))),
@@ -400,7 +410,7 @@ mod tests {
 
     #[test]
     fn one_failure_fails_all_and_skipped_checks_do_not_pass() {
-        let skipped = || checked("a", Finding::skipped("no files"));
+        let skipped = || skipped("a");
         let ok = || checked("b", Finding::ok("fine"));
         let fail = || checked("c", Finding::fail("bad", "fix it"));
         assert_eq!(Verdict::of_all(&[ok(), fail(), skipped()]), Verdict::Fail);
@@ -451,7 +461,7 @@ mod tests {
             Compared::difference("loss", 0.5, 1e-6),
         ];
         let checks = [
-            checked("known-answer", Finding::skipped("no files")),
+            skipped("known-answer"),
             checked("golden", Finding::compared(wrong)),
             checked("memory", Finding::warn("little", "more")),
         ];

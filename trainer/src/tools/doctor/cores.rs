@@ -10,15 +10,9 @@ use crate::tools::check::Finding;
 
 /// Returns the worst finding of all machines: shared CPUs, threads beyond a quota, shared hyper-threads, idle CPUs.
 pub(super) fn cores(facts: &Facts<'_>) -> Finding {
-    let mut worst: Option<Finding> = None;
-    for finding in facts.machines.iter().filter_map(of_machine) {
-        if worst
-            .as_ref()
-            .is_none_or(|worst| finding.verdict > worst.verdict)
-        {
-            worst = Some(finding);
-        }
-    }
+    // The first of the worst.
+    let worst = facts.machines.iter().rev().filter_map(of_machine);
+    let worst = worst.max_by_key(|finding| finding.verdict);
     worst.unwrap_or_else(|| {
         let threads: usize = facts.ranks.iter().map(threads).sum();
         let quotas = facts.ranks.iter().flat_map(|rank| &rank.processors.quotas);
@@ -48,7 +42,7 @@ fn named(ranks: &[&RankFacts]) -> String {
 fn of_machine(node: &Node<'_>) -> Option<Finding> {
     let crowded = groups(node)
         .into_iter()
-        .filter_map(|group| crowded(node, &group));
+        .filter_map(|(ranks, processors)| crowded(node, &ranks, &processors));
     crowded
         .max_by_key(|finding| finding.verdict)
         .or_else(|| beyond_quota(node))
@@ -105,21 +99,17 @@ fn idle(node: &Node<'_>) -> Option<Finding> {
         return None;
     }
     let count = node.ranks.len();
-    let machines = node.ranks.iter().map(|rank| &rank.processors.machine);
-    let open = machines.fold(CpuSet::default(), |open, machine| open.union(machine));
-    let granted = node
-        .ranks
-        .iter()
-        .filter_map(|rank| rank.processors.granted)
-        .max();
+    let processors = || node.ranks.iter().map(|rank| &rank.processors);
+    let open: CpuSet = processors()
+        .flat_map(|one| one.machine.iter().copied())
+        .collect();
+    let granted = processors().filter_map(|one| one.granted).max();
     let first = node.ranks[0];
     let is_of_all = |quota: &&QuotaFacts| under(node, &first.place.node, quota).len() == count;
     let quotas = first.processors.quotas.iter().filter(is_of_all);
     let quota = quotas.map(|quota| quota.cpus as usize).min();
-    let num_cpus = [Some(open.len()), granted, quota]
-        .into_iter()
-        .flatten()
-        .min()?;
+    let limits = [Some(open.len()), granted, quota];
+    let num_cpus = limits.into_iter().flatten().min()?;
     let num_threads = sum_of_threads(&node.ranks);
     let num_idle = num_cpus.saturating_sub(num_threads);
     if num_idle < count {
@@ -140,45 +130,35 @@ fn idle(node: &Node<'_>) -> Option<Finding> {
     ))
 }
 
-/// Ranks with overlapping CPUs, and all of these CPUs.
-struct Group<'a> {
-    ranks: Vec<&'a RankFacts>,
-    processors: CpuSet,
-}
-
-fn groups<'a>(node: &Node<'a>) -> Vec<Group<'a>> {
-    let mut groups: Vec<Group<'a>> = Vec::new();
+/// Returns the ranks with overlapping CPUs, and all of these CPUs.
+fn groups<'a>(node: &Node<'a>) -> Vec<(Vec<&'a RankFacts>, CpuSet)> {
+    let mut groups: Vec<(Vec<&'a RankFacts>, CpuSet)> = Vec::new();
     for &rank in &node.ranks {
-        let mut grown = Group {
-            ranks: vec![rank],
-            processors: rank.processors.allowed.clone(),
-        };
-        let (meeting, others): (Vec<_>, Vec<_>) = groups
-            .into_iter()
-            .partition(|group| group.processors.intersects(&grown.processors));
-        for group in meeting {
-            grown.processors = grown.processors.union(&group.processors);
-            grown.ranks.extend(group.ranks);
+        let allowed = &rank.processors.allowed;
+        let mut ranks = vec![rank];
+        let mut cpus = allowed.clone();
+        let overlaps = |group: &mut (_, CpuSet)| !group.1.is_disjoint(allowed);
+        for (other_ranks, other) in groups.extract_if(.., overlaps) {
+            ranks.extend(other_ranks);
+            cpus = cpus.union(&other).copied().collect();
         }
-        grown.ranks.sort_by_key(|rank| rank.place.rank);
-        groups = others;
-        groups.push(grown);
+        ranks.sort_by_key(|rank| rank.place.rank);
+        groups.push((ranks, cpus));
     }
     groups
 }
 
 /// Finds more threads than CPUs in a group.
-fn crowded(node: &Node<'_>, group: &Group<'_>) -> Option<Finding> {
-    let num_threads = sum_of_threads(&group.ranks);
-    let num_processors = group.processors.len();
+fn crowded(node: &Node<'_>, group: &[&RankFacts], processors: &CpuSet) -> Option<Finding> {
+    let num_threads = sum_of_threads(group);
+    let num_processors = processors.len();
     if num_processors == 0 || num_threads <= num_processors {
         return None;
     }
-    let machine = group.ranks[0].processors.machine.len();
-    let ranks = named(&group.ranks);
+    let machine = group[0].processors.machine.len();
+    let ranks = named(group);
     let name = node.name;
-    let processors = &group.processors;
-    let count = group.ranks.len();
+    let count = group.len();
     let each = num_processors / count;
     if count > 1 && num_processors < machine {
         let instead = match each {
@@ -212,13 +192,10 @@ fn crowded(node: &Node<'_>, group: &Group<'_>) -> Option<Finding> {
 fn shared_core(node: &Node<'_>) -> Option<Finding> {
     let mut cores: Vec<(&CpuSet, &RankFacts)> = Vec::new();
     for &rank in &node.ranks {
+        let allowed = &rank.processors.allowed;
         for core in &rank.processors.siblings {
             let is_shared = |(seen, other): &&(&CpuSet, &RankFacts)| {
-                *seen == core
-                    && !rank
-                        .processors
-                        .allowed
-                        .intersects(&other.processors.allowed)
+                *seen == core && allowed.is_disjoint(&other.processors.allowed)
             };
             if let Some((_, other)) = cores.iter().find(is_shared) {
                 let found = format!(

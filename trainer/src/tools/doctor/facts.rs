@@ -16,12 +16,10 @@ use distributed::{Communicator, ROOT};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::gradients::{self, GradientFacts};
-use super::machine::{self, GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts};
+use super::machine::{self, GpuFacts, InterfaceFacts, MemoryFacts, NcclFacts, ProcessorFacts};
 use super::network::{self, SumFacts};
 use super::storage::{self, OutputFacts};
 use crate::config::ComputeSection;
-use crate::config::cli::environment;
 use crate::config::{DoctorConfig, instruction_set};
 use crate::measure::clock_offset::ClockOffset;
 use crate::measure::gather;
@@ -41,8 +39,8 @@ pub struct RankFacts {
     pub(super) processors: ProcessorFacts,
     pub(super) compute: Result<ComputeFacts, String>,
     pub(super) gpus: GpuFacts,
-    /// Paths of gradients between GPUs; only of the first rank of a node that computes on a GPU.
-    pub(super) gradients: Option<GradientFacts>,
+    /// NCCL; only of the first rank of a node that computes on a GPU.
+    pub(super) nccl: Option<NcclFacts>,
     pub(super) memory: MemoryFacts,
     /// Number of packages with readable energy.
     pub(super) energy: Result<usize, String>,
@@ -138,14 +136,13 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
         looks.then(|| storage::sees(Path::new(&path), LOOK_FOR.min(config.timeout / 2)));
     let is_gpu = compute.as_ref().is_ok_and(|compute| compute.is_gpu);
     let examines_gpus = topology.local_rank == 0 && is_gpu;
-    let gradients = examines_gpus.then(|| gradients::examine(&program.library, environment));
     let own = RankFacts {
         place: place(&**communicator),
         program,
         processors: machine::processors(),
         compute,
         gpus: machine::gpus(),
-        gradients,
+        nccl: examines_gpus.then(machine::nccl),
         memory: machine::memory(),
         energy: machine::energy(),
         interfaces: machine::interfaces(),

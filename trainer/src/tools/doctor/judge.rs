@@ -3,8 +3,7 @@
 use records::{bytes, counted, grouped};
 
 use super::facts::{DataFacts, RankFacts};
-use super::gradients::GradientFacts;
-use super::machine::InterfaceFacts;
+use super::machine::{InterfaceFacts, NcclFacts};
 use super::network::SpeedFacts;
 use super::storage::OutputFacts;
 use super::{Facts, Node, cores, numbers};
@@ -32,66 +31,62 @@ const NO_BYTES: u64 = 200 << 20;
 type Judge = fn(&Facts<'_>) -> Finding;
 
 pub(super) const CHECKS: [Check<Judge>; 19] = [
-    check("program", "every rank runs the same build", program),
-    check(
+    Check::new("program", "every rank runs the same build", program),
+    Check::new(
         "MPI",
         "every rank has the same MPI, with support for threads",
         library,
     ),
-    check(
+    Check::new(
         "world",
         "the world is the one that the launcher started",
         world,
     ),
-    check(
+    Check::new(
         "cores",
         "every compute thread has its own core, and no core idles",
         cores::cores,
     ),
-    check(
+    Check::new(
         "processor",
         "every rank has the same vector instructions",
         processor,
     ),
-    check(
+    Check::new(
         "device",
         "every rank computes on the device it should",
         device,
     ),
-    check(
+    Check::new(
         "gradients' way",
         "the path of gradients between GPUs is the same on all nodes",
         path_of_gradients,
     ),
-    check("memory", "every rank has enough memory", memory),
-    check(
+    Check::new("memory", "every rank has enough memory", memory),
+    Check::new(
         "shared memory",
         "the ranks of a node have room to sum in",
         shared_memory,
     ),
-    check("open files", "every rank may open enough files", open_files),
-    check("energy", "the energy of the CPUs can be read", energy),
-    check("sums", "known sums are exact on all ranks", sums),
-    check("bandwidth", "sums between nodes are fast", bandwidth),
-    check("clocks", "the clocks of the nodes agree", clocks),
-    check("interfaces", "the network interfaces are known", interfaces),
-    check("data set", "every rank reads the same images", data_set),
-    check("output", "root can write its files and has room", output),
-    check(
+    Check::new("open files", "every rank may open enough files", open_files),
+    Check::new("energy", "the energy of the CPUs can be read", energy),
+    Check::new("sums", "known sums are exact on all ranks", sums),
+    Check::new("bandwidth", "sums between nodes are fast", bandwidth),
+    Check::new("clocks", "the clocks of the nodes agree", clocks),
+    Check::new("interfaces", "the network interfaces are known", interfaces),
+    Check::new("data set", "every rank reads the same images", data_set),
+    Check::new("output", "root can write its files and has room", output),
+    Check::new(
         "shared output",
         "every node has root's directory",
         shared_output,
     ),
-    check(
+    Check::new(
         "file locks",
         "two jobs on one directory are detected",
         locks,
     ),
 ];
-
-const fn check(name: &'static str, claim: &'static str, judge: Judge) -> Check<Judge> {
-    Check { name, claim, judge }
-}
 
 impl<'a> Facts<'a> {
     /// Returns the ranks with a property.
@@ -311,44 +306,33 @@ fn path_of_gradients(facts: &Facts<'_>) -> Finding {
     if facts.ranks.len() < 2 {
         return Finding::ok("one rank, none");
     }
-    let of_node = |node: &Node<'_>| {
-        let gradients = node.ranks.iter().find_map(|rank| rank.gradients.clone())?;
-        Some((node.name.to_owned(), gradients))
-    };
-    let with_gpus: Vec<(String, GradientFacts)> = facts.nodes.iter().filter_map(of_node).collect();
+    let nccl = |node: &Node<'_>| node.ranks.iter().find_map(|rank| rank.nccl.clone());
+    let nodes = facts.nodes.iter();
+    let with_gpus: Vec<(&str, NcclFacts)> = nodes
+        .filter_map(|node| Some((node.name, nccl(node)?)))
+        .collect();
     let Some((first_name, first)) = with_gpus.first() else {
         return Finding::ok("host memory over MPI");
     };
-    let aware = match first.is_cuda_aware {
-        Some(true) => "CUDA-aware MPI is not used: only host memory is sent",
-        Some(false) => "MPI is not CUDA-aware and need not be: only host memory is sent",
-        None => "CUDA-awareness of MPI is unknown and irrelevant: only host memory is sent",
-    };
     let staged = "staged through host memory over MPI";
-    let without = with_gpus.iter().find(|(_, one)| one.nccl_version.is_none());
-    if let Some((name, without)) = without {
-        let files = without.nccl_files.join(", ");
-        let files = match files.as_str() {
-            "" => "no libnccl.so in the loader's directories".to_owned(),
-            files
-                if without
-                    .nccl_files
-                    .iter()
-                    .all(|file| file.ends_with(".so.2")) =>
-            {
-                format!("expected libnccl.so, there is only {files}")
+    if let Some((name, NcclFacts { files, .. })) =
+        with_gpus.iter().find(|(_, one)| one.version.is_none())
+    {
+        let all = files.join(", ");
+        let files = match files.is_empty() {
+            true => "no libnccl.so in the loader's directories".to_owned(),
+            false if files.iter().all(|file| file.ends_with(".so.2")) => {
+                format!("expected libnccl.so, there is only {all}")
             }
-            files => format!("there is {files}"),
+            false => format!("there is {all}"),
         };
         return Finding::ok(format!(
-            "{staged}; not by NCCL, which does not load on {name} ({files}); {aware}"
+            "{staged}; not by NCCL, which does not load on {name} ({files})"
         ));
     }
-    let version = |one: &GradientFacts| one.nccl_version.clone().unwrap_or_default();
-    let other = with_gpus
-        .iter()
-        .find(|(_, one)| one.nccl_version != first.nccl_version);
-    match other {
+    let version = |one: &NcclFacts| one.version.clone().unwrap_or_default();
+    let mut others = with_gpus.iter();
+    match others.find(|(_, one)| one.version != first.version) {
         Some((name, other)) => Finding::warn(
             format!(
                 "{staged}; not by NCCL, which is {} on {first_name} and {} on {name}",
@@ -358,7 +342,7 @@ fn path_of_gradients(facts: &Facts<'_>) -> Finding {
             "load the same NCCL on every node, or do not use --reduction nccl",
         ),
         None => Finding::ok(format!(
-            "{staged}; by NCCL {} with --reduction nccl; {aware}",
+            "{staged}; by NCCL {} with --reduction nccl",
             version(first)
         )),
     }

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use distributed::communicator::{CpuLimits, CpuQuota, control_groups};
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,15 @@ pub(super) struct GpuFacts {
     pub(super) num_gpus: usize,
 }
 
+/// NCCL of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct NcclFacts {
+    /// Version of the loaded library.
+    pub(super) version: Option<String>,
+    /// Files of NCCL in the loader's directories.
+    pub(super) files: Vec<String>,
+}
+
 /// A network interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InterfaceFacts {
@@ -107,7 +117,7 @@ pub(super) fn processors() -> ProcessorFacts {
     )
     .unwrap_or(online);
     let mut siblings: Vec<CpuSet> = Vec::new();
-    for cpu in allowed.iter() {
+    for cpu in &*allowed {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
         let core = CpuSet::parse(&text(path).unwrap_or_default());
         if core.len() > 1 && !siblings.contains(&core) {
@@ -223,6 +233,36 @@ pub(super) fn gpus() -> GpuFacts {
     }
 }
 
+pub(super) fn nccl() -> NcclFacts {
+    #[cfg(feature = "nccl")]
+    let version = distributed::nccl::library_version();
+    #[cfg(not(feature = "nccl"))]
+    let version = None;
+    let cache = Command::new("/sbin/ldconfig").arg("-p").output();
+    let cache = cache.map_or(Vec::new(), |output| output.stdout);
+    let folders = environment("LD_LIBRARY_PATH").unwrap_or_default();
+    let files = nccl_files(&folders, &String::from_utf8_lossy(&cache), Path::exists);
+    NcclFacts { version, files }
+}
+
+/// Returns NCCL's files in the directories of LD_LIBRARY_PATH and in the output of `ldconfig -p`.
+fn nccl_files(folders: &str, cache: &str, exists: impl Fn(&Path) -> bool) -> Vec<String> {
+    // The loaded one, and the one of packages without headers.
+    const NAMES: [&str; 2] = ["libnccl.so", "libnccl.so.2"];
+    let folders = folders.split(':').filter(|folder| !folder.is_empty());
+    let in_folders = folders.flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
+    let in_folders = in_folders.filter(|path| exists(path));
+    let in_cache = cache.lines().filter_map(|line| {
+        let (name, path) = line.split_once(" => ")?;
+        let is_nccl = NAMES.contains(&name.split_whitespace().next()?);
+        is_nccl.then(|| path.trim().to_owned())
+    });
+    in_folders
+        .map(|path| path.display().to_string())
+        .chain(in_cache)
+        .collect()
+}
+
 /// Returns the number of packages with readable energy.
 pub(super) fn energy() -> Result<usize, String> {
     let packages = energy::Packages::open(Path::new(energy::POWERCAP))
@@ -327,10 +367,22 @@ mod tests {
     }
 
     #[test]
+    fn nccl_is_found_in_the_loaders_folders_and_cache() {
+        let cache = "1 libs found in cache `/etc/ld.so.cache'\n\tlibnccl.so.2 (libc6,x86-64) => /usr/lib/libnccl.so.2\n\
+            \tlibnccl-net.so (libc6,x86-64) => /usr/lib/libnccl-net.so\n";
+        let exists = |path: &Path| path == Path::new("/opt/nccl/libnccl.so");
+        assert_eq!(
+            nccl_files("/opt/a::/opt/nccl", cache, exists),
+            ["/opt/nccl/libnccl.so", "/usr/lib/libnccl.so.2"]
+        );
+        assert!(nccl_files("", "", |_| true).is_empty());
+    }
+
+    #[test]
     fn the_facts_of_this_machine_are_found() {
         let processors = processors();
         assert!(
-            !processors.allowed.is_empty() && processors.allowed.intersects(&processors.machine),
+            !processors.allowed.is_disjoint(&processors.machine),
             "{processors:?}"
         );
         assert!(

@@ -7,7 +7,6 @@
 mod cores;
 mod cpu_set;
 mod facts;
-mod gradients;
 mod judge;
 mod machine;
 mod network;

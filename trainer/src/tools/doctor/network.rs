@@ -51,6 +51,8 @@ impl SpeedFacts {
 /// Checks known sums, then measures.
 /// Collective: all ranks.
 pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>, CollectiveError> {
+    let rank = communicator.rank();
+    let world_size = communicator.world_size();
     let mut found = Vec::new();
     for (way, kind) in [
         ("hierarchical", ReductionKind::Hierarchical),
@@ -59,26 +61,20 @@ pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>
         let mut reducer = AllReducer::new(kind, Arc::clone(communicator))?;
         let mut wrong = None;
         for length in LENGTHS {
-            let mut values: Vec<f32> = (0..length)
-                .map(|index| own_float(communicator.rank(), index))
-                .collect();
+            let mut values: Vec<f32> = (0..length).map(|index| own_float(rank, index)).collect();
             reducer.sum(&mut values)?;
-            wrong = wrong.or(first_wrong(&values, |index| {
-                float_sum(communicator.world_size(), index)
-            }));
+            wrong = wrong.or(first_wrong(&values, |index| float_sum(world_size, index)));
         }
         let mut speeds = Vec::new();
         for bytes in SIZES {
             let (seconds, is_slow) = median_seconds(&**communicator, &mut reducer, bytes)?;
-            speeds.push(SpeedFacts {
-                bytes: bytes as u64,
-                seconds,
-            });
+            let bytes = bytes as u64;
+            speeds.push(SpeedFacts { bytes, seconds });
             if is_slow {
                 break;
             }
         }
-        if communicator.world_size() == 1 {
+        if world_size == 1 {
             speeds.clear();
         }
         found.push(SumFacts {
@@ -87,59 +83,44 @@ pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>
             speeds,
         });
     }
-    let mut values: Vec<u64> = (0..LENGTHS[1])
-        .map(|index| own_integer(communicator.rank(), index))
-        .collect();
+    // Numbers that use all 64 bits.
+    let own = |rank: usize, index: usize| {
+        (rank as u64 + 1)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .wrapping_mul(index as u64 + 1)
+    };
+    let mut values: Vec<u64> = (0..LENGTHS[1]).map(|index| own(rank, index)).collect();
     communicator.all_reduce_sum_u64(&mut values)?;
-    let wrong = first_wrong(&values, |index| {
-        integer_sum(communicator.world_size(), index)
-    });
+    let sum = |index| (0..world_size).fold(0_u64, |sum, rank| sum.wrapping_add(own(rank, index)));
     found.push(SumFacts {
         way: "library's integers".to_owned(),
-        wrong,
+        wrong: first_wrong(&values, sum),
         speeds: Vec::new(),
     });
     Ok(found)
 }
 
-// Whole numbers so small that f32 holds the sum of 30,000 ranks exactly, in any order of additions.
-
+/// Returns a whole number so small that f32 holds the sum of 30,000 ranks exactly, in any order of additions.
 fn own_float(rank: usize, index: usize) -> f32 {
     ((rank % 8 + 1) * (index % 61 + 1)) as f32
 }
 
 fn float_sum(world_size: usize, index: usize) -> f32 {
     // Whole rounds of eight ranks, then the rest: 1 + … + 8, 1 + … + r.
-    let rounds = world_size / 8;
     let rest = world_size % 8;
-    ((36 * rounds + rest * (rest + 1) / 2) * (index % 61 + 1)) as f32
-}
-
-/// Returns a number that uses all 64 bits.
-fn own_integer(rank: usize, index: usize) -> u64 {
-    (rank as u64 + 1)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .wrapping_mul(index as u64 + 1)
-}
-
-fn integer_sum(world_size: usize, index: usize) -> u64 {
-    (0..world_size).fold(0, |sum: u64, rank| {
-        sum.wrapping_add(own_integer(rank, index))
-    })
+    ((36 * (world_size / 8) + rest * (rest + 1) / 2) * (index % 61 + 1)) as f32
 }
 
 fn first_wrong<T: PartialEq + Copy + std::fmt::Display>(
     values: &[T],
     expected: impl Fn(usize) -> T,
 ) -> Option<String> {
-    let (index, got) = values
-        .iter()
-        .enumerate()
-        .find(|&(index, &value)| value != expected(index))?;
+    let index = (0..values.len()).find(|&index| values[index] != expected(index))?;
+    let number = values.len();
+    let expected = expected(index);
+    let got = values[index];
     Some(format!(
-        "element {index} of {}: expected {}, got {got}",
-        values.len(),
-        expected(index)
+        "element {index} of {number}: expected {expected}, got {got}"
     ))
 }
 

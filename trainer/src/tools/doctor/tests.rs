@@ -3,8 +3,9 @@
 // tidy: long file because every verdict is tested on the same invented ranks
 
 use super::facts::{ComputeFacts, DataFacts, PlaceFacts, ProgramFacts, SplitFacts};
-use super::gradients::GradientFacts;
-use super::machine::{GpuFacts, InterfaceFacts, MemoryFacts, ProcessorFacts, QuotaFacts};
+use super::machine::{
+    GpuFacts, InterfaceFacts, MemoryFacts, NcclFacts, ProcessorFacts, QuotaFacts,
+};
 use super::network::{SpeedFacts, SumFacts};
 use super::storage::OutputFacts;
 use super::*;
@@ -70,7 +71,7 @@ fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
             has_driver: false,
             num_gpus: 0,
         },
-        gradients: None,
+        nccl: None,
         memory: MemoryFacts {
             available_bytes: Some(8 << 30),
             group_left_bytes: None,
@@ -517,13 +518,12 @@ fn processors_and_devices_are_the_same_and_no_gpu_idles() {
 
 #[test]
 fn gradients_of_gpus_are_staged_unless_nccl_is_asked_for_and_loads() {
-    let gpus = |versions: [Option<&'static str>; 2], files: &'static [&str], aware| {
+    let gpus = |versions: [Option<&'static str>; 2], files: &'static [&str]| {
         move |ranks: &mut [RankFacts]| {
             for (rank, version) in [0, 2].into_iter().zip(versions) {
-                ranks[rank].gradients = Some(GradientFacts {
-                    nccl_version: version.map(str::to_owned),
-                    nccl_files: files.iter().map(|&file| file.to_owned()).collect(),
-                    is_cuda_aware: aware,
+                ranks[rank].nccl = Some(NcclFacts {
+                    version: version.map(str::to_owned),
+                    files: files.iter().map(|&file| file.to_owned()).collect(),
                 });
             }
         }
@@ -535,32 +535,28 @@ fn gradients_of_gpus_are_staged_unless_nccl_is_asked_for_and_loads() {
         &[
             (&|_| {}, Good, &["host memory over MPI"], ""),
             (
-                &gpus([new, new], &[], Some(false)),
+                &gpus([new, new], &[]),
                 Good,
                 &[
                     "staged through host memory",
                     "by NCCL 2.21.5 with --reduction nccl",
-                    "not CUDA-aware",
                 ],
                 "",
             ),
             (
-                &gpus([new, None], &[], None),
+                &gpus([new, None], &[]),
                 Good,
-                &["does not load on n2 (no libnccl.so in", "unknown"],
+                &["does not load on n2 (no libnccl.so in"],
                 "",
             ),
             (
-                &gpus([None; 2], &["/usr/lib/libnccl.so.2"], Some(true)),
+                &gpus([None; 2], &["/usr/lib/libnccl.so.2"]),
                 Good,
-                &[
-                    "expected libnccl.so, there is only /usr/lib/libnccl.so.2",
-                    "is not used",
-                ],
+                &["expected libnccl.so, there is only /usr/lib/libnccl.so.2"],
                 "",
             ),
             (
-                &gpus([new, Some("2.18.1")], &[], None),
+                &gpus([new, Some("2.18.1")], &[]),
                 Warn,
                 &["2.21.5 on n1 and 2.18.1 on n2"],
                 "the same NCCL",

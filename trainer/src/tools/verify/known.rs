@@ -8,14 +8,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use burn::optim::GradientsParams;
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_resnet::load_weights;
 use datasets::{
     Cifar, Loader, LoaderConfig, Normalization, ShardConfig, ShardPlan, Targets, cifar,
 };
-use distributed::replica::{ParameterEntry, ParameterLayout, bytes_to_floats, write};
+use distributed::replica::{ElementOrder, ParameterLayout, bytes_to_floats, take_gradients, write};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
@@ -26,7 +25,7 @@ use crate::model::family::ModelRequest;
 use crate::model::loss::{CrossEntropy, Loss as _};
 use crate::model::network::resnet;
 use crate::model::score;
-use crate::tools::check::{Compared, Finding};
+use crate::tools::check::{Compared, Finding, Skipped};
 
 const FIXTURE: &str = "resnet8.safetensors";
 const NUM_CLASSES: usize = 10;
@@ -39,18 +38,8 @@ const BATCH_SIZE: usize = 113;
 
 /// Counts the correct images of a published ResNet-20.
 pub(super) fn answer(subject: &Subject<'_>) -> Result<Finding> {
-    let found = subject
-        .find(WEIGHTS, "published weights")
-        .and_then(|weights| {
-            Ok((
-                weights,
-                subject.find(Cifar::Ten.test_file(), "CIFAR-10's test images")?,
-            ))
-        });
-    let (weights, images) = match found {
-        Ok(paths) => paths,
-        Err(reason) => return Ok(Finding::skipped(reason)),
-    };
+    let weights = subject.find(WEIGHTS, "published weights")?;
+    let images = subject.find(Cifar::Ten.test_file(), "CIFAR-10's test images")?;
     let model = resnet(
         &ModelArgs::resnet(20),
         &ModelRequest::new(Cifar::Ten.num_classes(), subject.compute(), &subject.device),
@@ -62,7 +51,7 @@ pub(super) fn answer(subject: &Subject<'_>) -> Result<Finding> {
         "test",
     )?;
     if (dataset.len() as u64) < NUM_IMAGES {
-        return Ok(Finding::skipped(format!(
+        bail!(Skipped(format!(
             "{}: {} images, expected {NUM_IMAGES}",
             images.display(),
             dataset.len()
@@ -96,17 +85,14 @@ pub(super) fn answer(subject: &Subject<'_>) -> Result<Finding> {
             "correct",
             NUM_CORRECT,
             sums.top1_correct,
-            subject.precision.images(),
+            subject.precision.images,
         ),
     ]))
 }
 
 /// Compares one training pass of a ResNet-8 with PyTorch's.
 pub(super) fn golden(subject: &Subject<'_>) -> Result<Finding> {
-    let path = match subject.find(FIXTURE, "PyTorch's numbers") {
-        Ok(path) => path,
-        Err(reason) => return Ok(Finding::skipped(reason)),
-    };
+    let path = subject.find(FIXTURE, "PyTorch's numbers")?;
     let bytes = std::fs::read(&path).with_context(|| path.display().to_string())?;
     let fixture = Fixture {
         tensors: SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?,
@@ -128,37 +114,38 @@ pub(super) fn golden(subject: &Subject<'_>) -> Result<Finding> {
     let loss = CrossEntropy::default()
         .sum(logits.clone(), Targets::of(labels))
         .div_scalar(num_samples as f64);
-    let gradients = GradientsParams::from_grads(loss.backward(), &model);
-    let gradients = layout
-        .entries()
-        .iter()
-        .map(|entry| gradient(&gradients, entry))
-        .collect::<Result<Vec<_>>>()?;
+    let gradients = take_gradients(&model, &layout, ElementOrder::Module, loss.backward())
+        .into_iter()
+        .zip(layout.entries())
+        .map(|(gradient, entry)| {
+            values(gradient.with_context(|| format!("{}: no gradient", entry.path))?)
+        })
+        .collect::<Result<Vec<_>>>()?
+        .concat();
 
     let precision = subject.precision;
     let (expected_logits, _) = fixture.floats("A.logits")?;
     let (expected_losses, _) = fixture.floats("A.losses")?;
     let expected_gradients = fixture.parameters("gradient", &layout)?;
-    let gradients = gradients.concat();
     let gradients_off = relative_l2(&expected_gradients, &gradients);
     let mut comparisons = vec![
         Compared::difference(
             "logits, of the largest",
             of_largest(&expected_logits, &values(logits.inner())?),
-            precision.logits(),
+            precision.logits,
         ),
         Compared::difference(
             "mean loss, relative",
             of_largest(&expected_losses[..1], &values(loss.inner())?),
-            precision.loss(),
+            precision.loss,
         ),
         Compared::difference(
             "all gradients, relative L2",
             gradients_off,
-            precision.gradients(),
+            precision.gradients,
         ),
     ];
-    if gradients_off > precision.gradients() {
+    if gradients_off > precision.gradients {
         let off = layout.entries().iter().map(|entry| {
             let off = relative_l2(
                 &expected_gradients[entry.range()],
@@ -182,19 +169,6 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
         .convert::<f32>()
         .try_into_vec::<f32>()
         .map_err(|error| anyhow!("tensor: {error:?}"))
-}
-
-fn gradient(gradients: &GradientsParams, entry: &ParameterEntry) -> Result<Vec<f32>> {
-    let missing = || anyhow!("{}: no gradient", entry.path);
-    match entry.shape.len() {
-        1 => values(gradients.get::<1>(entry.id).ok_or_else(missing)?),
-        2 => values(gradients.get::<2>(entry.id).ok_or_else(missing)?),
-        4 => values(gradients.get::<4>(entry.id).ok_or_else(missing)?),
-        ndim => Err(anyhow!(
-            "{}: expected 1, 2 or 4 axes, got {ndim}",
-            entry.path
-        )),
-    }
 }
 
 /// PyTorch's tensors by their names.

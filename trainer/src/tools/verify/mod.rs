@@ -5,7 +5,6 @@
 //! Invariant: a check that could not be made is skipped; the tolerances depend only on the device's rounding.
 
 mod known;
-mod nccl;
 mod precision;
 mod runs;
 mod steps;
@@ -18,7 +17,7 @@ use burn_resnet::ResNet;
 use serde::Serialize;
 
 use self::precision::Precision;
-use super::check::{Check, Checked, Finding, Verdict};
+use super::check::{Check, Checked, Finding, Skipped, Verdict};
 use crate::config::cli::TrainArgs;
 use crate::config::{
     Activations, ComputeSection, Convolution, DeviceChoice, Kernels, VerifyConfig,
@@ -43,51 +42,47 @@ struct Subject<'a> {
 type Judge = fn(&Subject<'_>) -> Result<Finding>;
 
 const CHECKS: [Check<Judge>; 8] = [
-    check(
+    Check::new(
         "known-answer",
         "a published ResNet-20 classifies 932 of 1,017 CIFAR-10 images correctly",
         known::answer,
     ),
-    check(
+    Check::new(
         "golden",
         "logits, loss and gradients of a ResNet-8 equal PyTorch's in f64",
         known::golden,
     ),
-    check(
+    Check::new(
         "ten-steps",
         "ten training steps equal those of Flex in f32, including a short batch",
         steps::ten_steps,
     ),
-    check(
+    Check::new(
         "ranks",
         "two ranks on the device train like one rank with the joined batch",
         steps::ranks,
     ),
-    check(
+    Check::new(
         "nccl",
         "NCCL joins one rank and returns its buckets unchanged",
-        nccl::nccl,
+        steps::nccl,
     ),
-    check(
+    Check::new(
         "learning",
         "the embedded images are learned to 95 % test accuracy (--quick: 16 are overfitted)",
         runs::learning,
     ),
-    check(
+    Check::new(
         "checkpoints",
         "a checkpoint keeps its bits from the device to Flex and back, and evaluates alike",
         runs::checkpoints,
     ),
-    check(
+    Check::new(
         "memory",
         "memory stays flat over 1,000 training steps (--quick: 100)",
         steps::memory,
     ),
 ];
-
-const fn check(name: &'static str, claim: &'static str, judge: Judge) -> Check<Judge> {
-    Check { name, claim, judge }
-}
 
 /// Returns the names of the checks in their order.
 pub fn names() -> Vec<&'static str> {
@@ -173,7 +168,7 @@ pub fn verify(
         kernels: config.compute.kernels().to_string(),
         threads,
         version: format!("{version} ({})", env!("LOCKSTEP_COMMIT")),
-        precision: precision.name(),
+        precision: precision.name,
         verdict: Verdict::of_all(&checks),
         checks,
     })
@@ -184,30 +179,27 @@ impl Subject<'_> {
         &self.config.compute
     }
 
-    /// Returns a file of `--data-dir`, or the reason for skipping a check.
-    fn find(&self, name: &str, what: &str) -> Result<PathBuf, String> {
+    /// Returns a file of `--data-dir`; skips the check without it.
+    fn find(&self, name: &str, what: &str) -> Result<PathBuf, Skipped> {
         let Some(folder) = self.config.data_dir.as_deref() else {
-            return Err(format!(
+            return Err(Skipped(format!(
                 "{what} are not part of the program: give --data-dir with {name} in it"
-            ));
+            )));
         };
         let path = folder.join(name);
         match path.is_file() {
             true => Ok(path),
-            false => Err(format!("{what}: no {name} in {}", folder.display())),
+            false => Err(Skipped(format!(
+                "{what}: no {name} in {}",
+                folder.display()
+            ))),
         }
-    }
-
-    /// Returns the reference, Flex with Lockstep's kernels in f32, which the tests compare with PyTorch in f64; without
-    /// it, the reason for skipping a check.
-    fn reference(&self) -> Result<(Device, ComputeSection), String> {
-        reference(self.compute()).ok_or_else(|| {
-            "built without the reference: rebuild with the cargo feature flex".to_owned()
-        })
     }
 }
 
-fn reference(compute: &ComputeSection) -> Option<(Device, ComputeSection)> {
+/// Returns the reference, Flex with Lockstep's kernels in f32, which the tests compare with PyTorch in f64; skips the
+/// check without it.
+fn reference(compute: &ComputeSection) -> Result<(Device, ComputeSection), Skipped> {
     let compute = ComputeSection {
         device: DeviceChoice::Flex,
         kernels: Some(Kernels::Fused),
@@ -216,52 +208,42 @@ fn reference(compute: &ComputeSection) -> Option<(Device, ComputeSection)> {
         ..*compute
     };
     #[cfg(feature = "flex")]
-    return Some((Device::flex(), compute));
+    return Ok((Device::flex(), compute));
     #[cfg(not(feature = "flex"))]
-    return None;
+    return Err(Skipped(
+        "built without the reference: rebuild with the cargo feature flex".to_owned(),
+    ));
 }
 
 /// Returns the largest absolute difference over the largest absolute expected value; infinite for NaN or different
 /// lengths.
 fn of_largest(expected: &[f32], got: &[f32]) -> f64 {
-    let largest = |values: Vec<f64>| {
-        let magnitude = |value: f64| {
-            if value.is_nan() {
-                f64::INFINITY
-            } else {
-                value.abs()
-            }
-        };
-        values.into_iter().map(magnitude).fold(0.0, f64::max)
-    };
-    relative(expected, got, largest)
+    relative(expected, got, |largest, value| {
+        largest.max(if value.is_nan() {
+            f64::INFINITY
+        } else {
+            value.abs()
+        })
+    })
 }
 
 /// Returns the L2 norm of the difference over that of the expected values; infinite for different lengths.
 fn relative_l2(expected: &[f32], got: &[f32]) -> f64 {
-    let norm = |values: Vec<f64>| {
-        values
-            .into_iter()
-            .map(|value| value * value)
-            .sum::<f64>()
-            .sqrt()
-    };
-    relative(expected, got, norm)
+    relative(expected, got, |sum, value| sum + value * value).sqrt()
 }
 
-fn relative(expected: &[f32], got: &[f32], size: impl Fn(Vec<f64>) -> f64) -> f64 {
+/// Folds the differences and the expected values, and divides one by the other.
+fn relative(expected: &[f32], got: &[f32], add: impl Fn(f64, f64) -> f64) -> f64 {
     if expected.len() != got.len() || expected.is_empty() {
         return f64::INFINITY;
     }
-    let differences = expected
-        .iter()
-        .zip(got)
-        .map(|(a, b)| f64::from(*a) - f64::from(*b));
-    let difference = size(differences.collect());
+    let expected = || expected.iter().map(|value| f64::from(*value));
+    let differences = expected().zip(got).map(|(a, b)| a - f64::from(*b));
+    let difference = differences.fold(0.0, &add);
     if difference == 0.0 {
         return 0.0;
     }
-    difference / size(expected.iter().map(|value| f64::from(*value)).collect())
+    difference / expected().fold(0.0, &add)
 }
 
 #[cfg(test)]

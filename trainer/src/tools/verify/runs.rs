@@ -13,9 +13,8 @@ use datasets::ShapesDataset;
 use distributed::Communicator;
 use distributed::communicator::SingleCommunicator;
 use distributed::replica::{ParameterLayout, read};
-use records::EpochRecord;
 
-use super::Subject;
+use super::{Subject, reference};
 use crate::config::cli::{ModelArgs, ModelSection, TrainArgs, TrainSplitArgs};
 use crate::config::{ComputeSection, ScheduleKind};
 use crate::measure::metrics::ScoreSums;
@@ -45,47 +44,37 @@ struct Amount {
 }
 
 pub(super) fn learning(subject: &Subject<'_>) -> Result<Finding> {
-    let scratch = tempfile::tempdir().context("a temporary folder")?;
-    let trained = |amount: &Amount| -> Result<EpochRecord> {
-        trained(subject, amount, scratch.path())?
-            .progress
-            .last_record
-            .context("learning: no epoch ended")
-    };
+    let is_overfitted = subject.config.quick;
     // A few seconds of training do not generalise.
-    if subject.config.quick {
-        let amount = Amount {
+    let amount = match is_overfitted {
+        true => Amount {
             model: "resnet8",
             num_train: 16,
             num_test: 10,
             batch_size: 16,
             epochs: 60,
-            is_overfitted: true,
-        };
-        let accuracy = trained(&amount)?
-            .train_top1
-            .context("learning: no step counted")?;
-        return Ok(Finding::compared(vec![Compared::at_least(
-            "accuracy on 16 training images",
-            LEAST,
-            accuracy,
-        )]));
-    }
-    let amount = Amount {
-        model: "resnet20",
-        num_train: 10_000,
-        num_test: 2_000,
-        batch_size: 64,
-        epochs: 5,
-        is_overfitted: false,
+            is_overfitted,
+        },
+        false => Amount {
+            model: "resnet20",
+            num_train: 10_000,
+            num_test: 2_000,
+            batch_size: 64,
+            epochs: 5,
+            is_overfitted,
+        },
     };
-    let accuracy = trained(&amount)?
-        .evaluated_top1()
-        .context("learning: nothing was tested")?;
+    let scratch = tempfile::tempdir().context("a temporary folder")?;
+    let outcome = trained(subject, &amount, scratch.path())?;
+    let record = outcome.progress.last_record;
+    let record = record.context("learning: no epoch ended")?;
+    let (what, accuracy) = match is_overfitted {
+        true => ("accuracy on 16 training images", record.train_top1),
+        false => ("test accuracy", record.evaluated_top1()),
+    };
+    let accuracy = accuracy.context("learning: nothing was scored")?;
     Ok(Finding::compared(vec![Compared::at_least(
-        "test accuracy",
-        LEAST,
-        accuracy,
+        what, LEAST, accuracy,
     )]))
 }
 
@@ -122,10 +111,7 @@ const NUM_CLASSES: usize = 10;
 const NUM_TEST: usize = 50;
 
 pub(super) fn checkpoints(subject: &Subject<'_>) -> Result<Finding> {
-    let (device, compute) = match subject.reference() {
-        Ok(reference) => reference,
-        Err(reason) => return Ok(Finding::skipped(reason)),
-    };
+    let (device, compute) = reference(subject.compute())?;
     let scratch = tempfile::tempdir().context("a temporary folder")?;
     let amount = Amount {
         model: "resnet8",
@@ -159,7 +145,7 @@ pub(super) fn checkpoints(subject: &Subject<'_>) -> Result<Finding> {
         Compared::difference(
             "mean loss of 50 test images, relative",
             off,
-            precision.evaluation(),
+            precision.evaluation,
         ),
     ]))
 }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use burn_resnet::ResNet;
 use datasets::{LoadedStep, Loader, LoaderConfig, ShapesDataset, ShardConfig, ShardPlan};
@@ -15,7 +15,7 @@ use distributed::communicator::SingleCommunicator;
 use distributed::{Communicator, try_run_ranks};
 use records::bytes;
 
-use super::{Subject, of_largest, relative_l2};
+use super::{Subject, of_largest, reference, relative_l2};
 use crate::config::cli::ModelArgs;
 use crate::config::{
     AdamConfig, ComputeSection, LossScaling, OptimizerChoice, SgdConfig, SyncConfig,
@@ -25,7 +25,7 @@ use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::network::resnet;
 use crate::step::{StepConfig, StepContext, Stepper};
-use crate::tools::check::{Compared, Finding};
+use crate::tools::check::{Compared, Finding, Skipped};
 
 /// Learning rates in turn, since a replayed step must not keep the rate of the captured one. At these rates the first
 /// losses fall smoothly; jumps would amplify rounding errors.
@@ -70,15 +70,10 @@ struct Trainee {
 }
 
 impl Trainee {
-    fn new(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Self> {
-        Self::of_rank(lesson, compute, device, Arc::new(SingleCommunicator::new()))
-    }
-
-    /// Returns one rank of several, with norm statistics over all of them.
-    fn of_rank(
+    /// Returns one rank, with norm statistics over all ranks.
+    fn new(
         lesson: Lesson,
-        compute: &ComputeSection,
-        device: &Device,
+        (device, compute): (&Device, &ComputeSection),
         communicator: Arc<dyn Communicator>,
     ) -> Result<Self> {
         let num_samples = lesson.batch_size * (lesson.num_batches - 1) + lesson.last_batch_size;
@@ -152,11 +147,6 @@ impl Trainee {
             .filter(|batch| batch.labels.len() == first.labels.len())
             .for_each(|batch| batch.pixels = first.pixels.clone());
     }
-
-    /// Returns all parameters in module order.
-    fn parameters(&self) -> Vec<f32> {
-        self.stepper.parameters().into_owned()
-    }
 }
 
 /// Steps that are compared with the reference: two epochs, whose last batch is short. A device that chose a kernel for a
@@ -168,7 +158,7 @@ fn size(is_quick: bool) -> (usize, usize) {
     if is_quick { (8, 4) } else { (20, 64) }
 }
 
-/// Results of ten steps.
+/// Results of several steps.
 #[derive(PartialEq)]
 struct Course {
     losses: Vec<f32>,
@@ -177,10 +167,7 @@ struct Course {
 }
 
 pub(super) fn ten_steps(subject: &Subject<'_>) -> Result<Finding> {
-    let (device, compute) = match subject.reference() {
-        Ok(reference) => reference,
-        Err(reason) => return Ok(Finding::skipped(reason)),
-    };
+    let (device, compute) = reference(subject.compute())?;
     let (depth, batch_size) = size(subject.config.quick);
     let precision = subject.precision;
     let mut comparisons = Vec::new();
@@ -206,12 +193,12 @@ pub(super) fn ten_steps(subject: &Subject<'_>) -> Result<Finding> {
             Compared::difference(
                 format!("ten losses of {name}, of the largest"),
                 losses,
-                precision.losses(),
+                precision.losses,
             ),
             Compared::difference(
                 format!("change of the parameters by {name}, relative L2"),
                 update,
-                precision.update(),
+                precision.update,
             ),
             Compared::shown(format!("the same steps of {name} repeated"), bits),
         ]);
@@ -219,21 +206,22 @@ pub(super) fn ten_steps(subject: &Subject<'_>) -> Result<Finding> {
     Ok(Finding::compared(comparisons))
 }
 
+/// Makes [`NUM_STEPS`] steps of one rank.
 fn course(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Course> {
-    course_of(Trainee::new(lesson, compute, device)?)
+    let alone = Arc::new(SingleCommunicator::new());
+    course_of(Trainee::new(lesson, (device, compute), alone)?, NUM_STEPS)
 }
 
-fn course_of(mut trainee: Trainee) -> Result<Course> {
-    let before = trainee.parameters();
-    let losses = (0..NUM_STEPS)
-        .map(|_| trainee.step())
-        .collect::<Result<_>>()?;
-    let update = trainee
-        .parameters()
+fn course_of(mut trainee: Trainee, num_steps: usize) -> Result<Course> {
+    let before = trainee.stepper.parameters().into_owned();
+    let losses = (0..num_steps).map(|_| trainee.step());
+    let losses = losses.collect::<Result<_>>()?;
+    let after = trainee.stepper.parameters();
+    let change = after
         .iter()
         .zip(before)
-        .map(|(after, before)| after - before)
-        .collect();
+        .map(|(after, before)| after - before);
+    let update = change.collect();
     Ok(Course { losses, update })
 }
 
@@ -250,34 +238,67 @@ const LESSON: Lesson = Lesson {
 };
 
 pub(super) fn ranks(subject: &Subject<'_>) -> Result<Finding> {
-    let single = update(subject, Arc::new(SingleCommunicator::new()))?;
-    let updates = try_run_ranks(2, |communicator| update(subject, Arc::new(communicator)))
+    let update = |communicator: Arc<dyn Communicator>| -> Result<Vec<f32>> {
+        let on = (&subject.device, subject.compute());
+        Ok(course_of(Trainee::new(LESSON, on, communicator)?, RANK_STEPS)?.update)
+    };
+    let single = update(Arc::new(SingleCommunicator::new()))?;
+    let updates = try_run_ranks(2, |communicator| update(Arc::new(communicator)))
         .context("ranks: the system refused a thread")?;
     let updates = updates.into_iter().collect::<Result<Vec<_>>>()?;
-    let off = relative_l2(&single, &updates[0]);
     Ok(Finding::compared(vec![
         Compared::same_bits("parameters of both ranks", &updates[0], &updates[1]),
         Compared::difference(
             "change of the parameters in two steps, relative L2",
-            off,
-            subject.precision.ranks(),
+            relative_l2(&single, &updates[0]),
+            subject.precision.ranks,
         ),
     ]))
 }
 
-/// Returns the change of the parameters by [`RANK_STEPS`] steps.
-fn update(subject: &Subject<'_>, communicator: Arc<dyn Communicator>) -> Result<Vec<f32>> {
-    let mut trainee = Trainee::of_rank(LESSON, subject.compute(), &subject.device, communicator)?;
-    let before = trainee.parameters();
-    for _ in 0..RANK_STEPS {
-        trainee.step()?;
+/// Sums three buckets of one rank by NCCL on this GPU, which are its own values.
+#[cfg(feature = "nccl")]
+pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
+    use distributed::{
+        CollectiveError,
+        reduction::{BucketContext, BucketReduction, NcclReduction},
+    };
+
+    use crate::config::DeviceChoice;
+
+    let DeviceChoice::Cuda(gpu) = subject.compute().device else {
+        bail!(Skipped(
+            "NCCL sums on NVIDIA GPUs: --device cuda".to_owned()
+        ));
+    };
+    let alone = SingleCommunicator::new();
+    let mut reduction = match NcclReduction::new(&alone, gpu.unwrap_or(0), Arc::default()) {
+        Err(error @ CollectiveError::NcclUnavailable { .. }) => {
+            bail!(Skipped(error.to_string()));
+        }
+        reduction => reduction?,
+    };
+    // The first bucket again after the second reuses its memory.
+    let mut expected = Vec::new();
+    let mut got = Vec::new();
+    for (index, len) in [(0, 1 << 18), (1, 1001), (0, 1 << 18)] {
+        let mut values: Vec<f32> = (0..len).map(|index| index as f32 - 7.25).collect();
+        expected.extend_from_slice(&values);
+        reduction.reduce(BucketContext::default(), index, &mut values)?;
+        got.extend(values);
     }
-    Ok(trainee
-        .parameters()
-        .iter()
-        .zip(before)
-        .map(|(after, before)| after - before)
-        .collect())
+    Ok(Finding::compared(vec![Compared::same_bits(
+        "three buckets",
+        &expected,
+        &got,
+    )]))
+}
+
+#[cfg(not(feature = "nccl"))]
+pub(super) fn nccl(_subject: &Subject<'_>) -> Result<Finding> {
+    bail!(Skipped(
+        "this program was built without nccl: rebuild with --features cuda".to_owned(),
+    ))
 }
 
 /// Steps that fill pools and caches.
@@ -298,11 +319,12 @@ pub(super) fn memory(subject: &Subject<'_>) -> Result<Finding> {
         last_batch_size: batch_size,
         optimizer: SGD,
     };
-    let mut trainee = Trainee::new(lesson, subject.compute(), &subject.device)?;
+    let on = (&subject.device, subject.compute());
+    let mut trainee = Trainee::new(lesson, on, Arc::new(SingleCommunicator::new()))?;
     let mut held = Vec::with_capacity(num_steps);
     for step in 0..WARMUP_STEPS + num_steps {
         if subject.world.stop.is_raised() {
-            return Ok(Finding::skipped("stopped by a signal"));
+            bail!(Skipped("stopped by a signal".to_owned()));
         }
         trainee.step()?;
         if step >= WARMUP_STEPS {
@@ -310,8 +332,8 @@ pub(super) fn memory(subject: &Subject<'_>) -> Result<Finding> {
         }
     }
     if held.contains(&0) {
-        return Ok(Finding::skipped(
-            "neither the device nor the system reports its memory",
+        bail!(Skipped(
+            "neither the device nor the system reports its memory".to_owned(),
         ));
     }
     Ok(Finding::compared(vec![flatness(&held)]))
@@ -346,14 +368,20 @@ fn flatness(held: &[u64]) -> Compared {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use super::super::precision::Precision;
-    use super::super::reference;
+    use super::super::precision::{HALF, SINGLE};
     use super::*;
+
+    fn trainee(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Trainee> {
+        Trainee::new(
+            lesson,
+            (device, compute),
+            Arc::new(SingleCommunicator::new()),
+        )
+    }
 
     #[test]
     fn rules_that_are_off_by_a_twentieth_or_leave_decay_out_are_seen_in_f32() -> Result<()> {
-        let (device, compute) =
-            reference(&ComputeSection::default()).expect("this test is built with the reference");
+        let (device, compute) = reference(&ComputeSection::default())?;
         let (depth, batch_size) = size(true);
         let update = |optimizer| {
             let lesson = Lesson {
@@ -402,15 +430,14 @@ mod tests {
             ),
         ] {
             let off = relative_l2(expected, &update(wrong)?);
-            assert!(off > 1.5 * Precision::Single.update(), "{wrong:?}: {off:e}");
+            assert!(off > 1.5 * SINGLE.update, "{wrong:?}: {off:e}");
         }
         Ok(())
     }
 
     #[test]
     fn images_that_stay_those_of_the_first_batch_are_seen_at_the_widest_tolerance() -> Result<()> {
-        let (device, compute) =
-            reference(&ComputeSection::default()).expect("this test is built with the reference");
+        let (device, compute) = reference(&ComputeSection::default())?;
         for optimizer in [SGD, ADAMW] {
             let lesson = Lesson {
                 depth: 8,
@@ -420,13 +447,13 @@ mod tests {
                 optimizer,
             };
             let expected = course(lesson, &compute, &device)?;
-            let mut stale = Trainee::new(lesson, &compute, &device)?;
+            let mut stale = trainee(lesson, &compute, &device)?;
             stale.show_one_batch();
-            let got = course_of(stale)?;
+            let got = course_of(stale, NUM_STEPS)?;
             let losses = of_largest(&expected.losses, &got.losses);
             let update = relative_l2(&expected.update, &got.update);
             assert!(
-                losses > Precision::Half.losses() && update > Precision::Half.update(),
+                losses > HALF.losses && update > HALF.update,
                 "{losses:e} {update:e}"
             );
         }
@@ -435,8 +462,7 @@ mod tests {
 
     #[test]
     fn an_epoch_ends_with_the_short_batch_and_training_continues_after_it() -> Result<()> {
-        let (device, compute) =
-            reference(&ComputeSection::default()).expect("this test is built with the reference");
+        let (device, compute) = reference(&ComputeSection::default())?;
         let lesson = Lesson {
             depth: 8,
             batch_size: 4,
@@ -444,7 +470,7 @@ mod tests {
             last_batch_size: 3,
             optimizer: SGD,
         };
-        let mut trainee = Trainee::new(lesson, &compute, &device)?;
+        let mut trainee = trainee(lesson, &compute, &device)?;
         let sizes: Vec<_> = trainee
             .batches
             .iter()
