@@ -235,7 +235,7 @@ pub(super) fn gpus() -> GpuFacts {
 
 pub(super) fn nccl() -> NcclFacts {
     #[cfg(feature = "nccl")]
-    let version = distributed::nccl::library_version();
+    let version = distributed::gradients::library_version();
     #[cfg(not(feature = "nccl"))]
     let version = None;
     let cache = Command::new("/sbin/ldconfig").arg("-p").output();

@@ -259,10 +259,8 @@ pub(super) fn ranks(subject: &Subject<'_>) -> Result<Finding> {
 /// Sums three buckets of one rank by NCCL on this GPU, which are its own values.
 #[cfg(feature = "nccl")]
 pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
-    use distributed::{
-        CollectiveError,
-        reduction::{BucketContext, BucketReduction, NcclReduction},
-    };
+    use distributed::CollectiveError;
+    use distributed::gradients::{BucketContext, BucketReduction, NcclReduction};
 
     use crate::config::DeviceChoice;
 
