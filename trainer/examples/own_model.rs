@@ -20,7 +20,7 @@ use layers::{
 };
 use serde::{Deserialize, Serialize};
 use trainer::commands::program::program;
-use trainer::config::ConfigError;
+use trainer::config::{ConfigError, invalid};
 use trainer::model::{ImageClassifier, family::ModelFamily, family::ModelRequest};
 
 type ConvNorm = (Conv2d, BatchNorm);
@@ -90,13 +90,10 @@ impl ModelFamily for SmallNetFamily {
 
     fn fill(args: &mut SmallNetArgs) -> Result<(), ConfigError> {
         let got = *args.blocks.get_or_insert(1);
-        let expected = "1 to 200".to_owned();
-        let error = || ConfigError::Invalid {
-            option: "--blocks",
-            expected,
-            got: got.to_string(),
-        };
-        (1..=200).contains(&got).then_some(()).ok_or_else(error)
+        match got {
+            1..=200 => Ok(()),
+            got => Err(invalid("--blocks", "1 to 200", got)),
+        }
     }
 
     fn build(args: &SmallNetArgs, request: &ModelRequest<'_>) -> Result<SmallNet> {

@@ -20,7 +20,7 @@ use layers::backend::{Activations, Computation};
 use mobilenet_v2::MobileNetV2;
 use serde::{Deserialize, Serialize};
 use trainer::commands::program::program;
-use trainer::config::{ConfigError, ModelOption};
+use trainer::config::{ConfigError, ModelOption, invalid};
 use trainer::model::ImageClassifier;
 use trainer::model::family::{ModelFamily, ModelRequest};
 use vit::VisionTransformer;
@@ -115,7 +115,6 @@ impl ModelFamily for Networks {
 
     fn fill(args: &mut NetworkArgs) -> Result<(), ConfigError> {
         let name = *args.model.get_or_insert(Name::MobilenetV2);
-        let option = "--stochastic-depth";
         let drop = args.stochastic_depth.unwrap_or(0.0);
         let expected = match name {
             Name::ConvnextTiny | Name::VitTiny if (0.0..1.0).contains(&drop) => return Ok(()),
@@ -123,11 +122,7 @@ impl ModelFamily for Networks {
             _ if args.stochastic_depth.is_none() => return Ok(()),
             _ => "--model convnext-tiny or vit-tiny, or nothing",
         };
-        Err(ConfigError::Invalid {
-            option,
-            expected: expected.to_owned(),
-            got: drop.to_string(),
-        })
+        Err(invalid("--stochastic-depth", expected, drop))
     }
 
     fn optimizer(args: &NetworkArgs) -> Option<ModuleOptimizer> {

@@ -28,7 +28,7 @@ pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
     world
         .reporter
         .notes(&diagnosis.lines(ConsoleLook::of_stdout()));
-    if config.json {
+    if args.json {
         world.reporter.json(&diagnosis)?;
     }
     world.end_watch(watchdog)?;

@@ -17,7 +17,7 @@ use datasets::{
 use serde::Serialize;
 
 use crate::config::cli::PredictArgs;
-use crate::config::{Family, InputKind, PredictConfig, WeightSource};
+use crate::config::{Family, InputKind, WeightSource, invalid};
 use crate::measure::report::printable;
 use crate::model::family::{ModelFamily, ModelRequest};
 use crate::model::{ImageClassifier, data};
@@ -72,9 +72,12 @@ pub struct ClassProbability {
 /// When the checkpoint cannot be read, no image is named, or there is more than one rank.
 pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Predictions> {
     world.expect_one_process("predict")?;
-    let config = PredictConfig::resolve(args, &Family::of::<F>())?;
-    let (device, _) = world.prepare_compute(&config.compute)?;
-    let saved = SavedModel::find(&WeightSource::Checkpoint(config.checkpoint.clone()), world)?;
+    if args.top == 0 {
+        return Err(invalid("--top", "at least 1", 0).into());
+    }
+    let compute = args.compute.decide_for(&Family::of::<F>())?;
+    let (device, _) = world.prepare_compute(&compute)?;
+    let saved = SavedModel::find(&WeightSource::Checkpoint(args.checkpoint.clone()), world)?;
     let trained = saved
         .trained()?
         .context("predict: the checkpoint has no configuration")?;
@@ -86,7 +89,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let num_classes = input.class_names.len();
     let request = ModelRequest {
         in_channels: input.channels,
-        ..ModelRequest::new(num_classes, &config.compute, &device)
+        ..ModelRequest::new(num_classes, &compute, &device)
     };
     let model = saved.model::<F>(&trained.model_of(&Family::of::<F>())?, &request, world)?;
     let shape = ImageShape {
@@ -105,7 +108,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     };
 
     let mut images = Vec::new();
-    let (paths, num_hidden) = expanded(&config.images);
+    let (paths, num_hidden) = expanded(&args.images);
     if num_hidden > 0 {
         world.reporter.note(&format!(
             "predict: {num_hidden} hidden images or folders (.NAME) are left out"
@@ -142,7 +145,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             shifts: vec![ImageShift::default()],
             table: Arc::clone(&table),
         };
-        let pixels = match config.compute.input {
+        let pixels = match compute.input {
             InputKind::Host => Pixels::Normalised(raw.normalised(shape)),
             InputKind::Device => Pixels::Raw(raw),
         };
@@ -161,7 +164,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             "model: expected logits {expected:?}, got {:?}",
             logits.dims()
         );
-        let classes = likeliest(logits, &input.class_names, config.top)?;
+        let classes = likeliest(logits, &input.class_names, args.top)?;
         world.reporter.note(&name);
         for class in &classes {
             world.reporter.note(&format!(
@@ -184,7 +187,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         ));
     }
     let predictions = Predictions { images };
-    if config.json {
+    if args.json {
         world.reporter.json(&predictions)?;
     }
     Ok(predictions)

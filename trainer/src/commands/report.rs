@@ -10,7 +10,7 @@ use anyhow::{Error, Result, anyhow};
 use report::{Refusal, Request};
 
 use crate::config::cli::{ReportArgs, WatchArgs};
-use crate::config::{ConfigError, in_range};
+use crate::config::{in_range, invalid};
 use crate::world::ranks::World;
 
 /// Writes the report.
@@ -20,7 +20,7 @@ use crate::world::ranks::World;
 pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
     let target = |target| {
         in_range(
-            "--target-accuracy",
+            "target-accuracy",
             target,
             "above 0 and at most 1, as 0.8 for 80 %",
             |target| target > 0.0 && target <= 1.0,
@@ -50,12 +50,7 @@ fn as_usage(error: Error) -> Error {
             option,
             expected,
             got,
-        }) => ConfigError::Invalid {
-            option,
-            expected,
-            got,
-        }
-        .into(),
+        }) => invalid(option, expected, got).into(),
         Err(error) => error,
     }
 }

@@ -5,8 +5,8 @@
 use anyhow::Result;
 use datasets::tar_shards;
 
-use crate::config::at_least;
 use crate::config::cli::ShardArgs;
+use crate::config::invalid;
 use crate::world::ranks::World;
 
 /// Default of `--images-per-shard`: at about 110 KB an image, shards of ImageNet have 110 MB.
@@ -19,7 +19,9 @@ const IMAGES_PER_SHARD: usize = 1000;
 /// or written, or a signal wishes this to end.
 pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
     let images_per_shard = args.images_per_shard.unwrap_or(IMAGES_PER_SHARD);
-    at_least("--images-per-shard", images_per_shard, 1)?;
+    if images_per_shard == 0 {
+        return Err(invalid("--images-per-shard", "at least 1", 0).into());
+    }
     let mut go_on = |name: &str| {
         world.reporter.note(&format!("{name} is written"));
         !world.stop.is_raised()

@@ -18,7 +18,9 @@ use distributed::{Communicator, ROOT, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;
-use crate::config::{BatchNormKind, ConfigError, Family, LossChoice, OptimizerChoice, TrainConfig};
+use crate::config::{
+    BatchNormKind, ConfigError, Family, LossChoice, OptimizerChoice, TrainConfig, timeout,
+};
 use crate::measure::gather;
 use crate::measure::manifest;
 use crate::measure::trace;
@@ -54,12 +56,11 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let communicator = &*world.communicator;
     let reporter = &world.reporter;
     // A saved configuration may have another timeout; reading it is watched, too.
-    let watchdog = world.watch(args.sync.timeout()?)?;
+    let watchdog = world.watch(timeout(args.sync.timeout)?)?;
     let config = resolve(args, &Family::of::<F>(), world)?;
-    let timeout = config.sync.timeout();
     watchdog
         .iter()
-        .for_each(|watchdog| watchdog.set_timeout(timeout));
+        .for_each(|watchdog| watchdog.set_timeout(config.sync.timeout()));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     // Compared before anything that makes ranks wait for each other is opened.
     identity::compare(config.shared_settings(), communicator)?;

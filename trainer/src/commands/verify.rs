@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::train::train;
-use crate::config::VerifyConfig;
 use crate::config::cli::VerifyArgs;
+use crate::config::{Family, file_name, invalid};
 use crate::measure::report::ConsoleLook;
 use crate::model::network::ResNetFamily;
 use crate::tools::check::{self, Checked, Verdict};
@@ -20,8 +20,18 @@ use crate::world::ranks::World;
 /// written.
 pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     world.expect_one_process("verify")?;
-    let config = VerifyConfig::resolve(args, &verify::names())?;
-    if let Some(path) = &config.output {
+    let names = verify::names();
+    for name in args.only.iter().flatten() {
+        if !names.contains(&name.as_str()) {
+            return Err(invalid("--only", format!("some of {}", names.join(",")), name).into());
+        }
+    }
+    if let Some(folder) = args.data_dir.as_ref().filter(|folder| !folder.is_dir()) {
+        return Err(invalid("--data-dir", "a folder", folder.display()).into());
+    }
+    let compute = args.compute.decide_for(&Family::RESNET)?;
+    let output = file_name("--output", args.output.as_ref())?;
+    if let Some(path) = &output {
         records::file::check_replaceable(path)?;
     }
     let look = ConsoleLook::of_stdout();
@@ -32,7 +42,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         reporter.note(&format!("               in {:.1} s", checked.seconds));
     };
     reporter.note(&check::header());
-    let verification = verify::verify(&config, world, train::<ResNetFamily>, begin, end)?;
+    let verification = verify::verify(args, compute, world, train::<ResNetFamily>, begin, end)?;
     let meanings = [
         "the device computes what the reference computes",
         "see the warnings",
@@ -46,7 +56,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         meanings,
         look,
     ));
-    if let Some(path) = &config.output {
+    if let Some(path) = &output {
         records::file::replace_json(path, &verification)?;
     }
     Ok(match verification.verdict {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::train::train;
 use crate::config::cli::{TrainArgs, VerifyRunArgs};
-use crate::config::{ConfigError, Family, SyncMethod, TrainConfig};
+use crate::config::{ConfigError, Family, SyncMethod, TrainConfig, invalid};
 use crate::measure::gather::found_by_root;
 use crate::measure::report::{ConsoleLook, Reporter};
 use crate::model::family::ModelFamily;
@@ -155,11 +155,7 @@ fn num_steps(args: &VerifyRunArgs, recording: &Recording) -> Result<u64, ConfigE
         return Ok(num_steps);
     }
     let expected = format!("1 to {recorded}, the steps whose hashes the run recorded");
-    Err(ConfigError::Invalid {
-        option: "--steps",
-        expected,
-        got: num_steps.to_string(),
-    })
+    Err(invalid("--steps", expected, num_steps))
 }
 
 fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usize) -> Result<()> {

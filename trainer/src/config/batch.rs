@@ -2,8 +2,7 @@
 //!
 //! Invariant: global batch size = samples of a forward pass * parts, exactly.
 
-use super::checks::{at_least, conflict, invalid};
-use super::error::ConfigError;
+use super::error::{ConfigError, conflict, invalid};
 use super::sync::SyncMethod;
 use crate::config::choices::{BatchNormKind, DatasetKind};
 use crate::config::cli::BatchArgs;
@@ -27,8 +26,22 @@ impl BatchArgs {
         method: &SyncMethod,
         num_workers: usize,
     ) -> Result<BatchSection, ConfigError> {
-        let passes = at_least("--grad-accum-steps", self.grad_accum_steps.unwrap_or(1), 1)?;
         let shards = method.virtual_shards();
+        let passes = self.grad_accum_steps.unwrap_or(1);
+        if shards.is_some() && passes > 1 {
+            return Err(conflict(
+                "--grad-accum-steps",
+                "--reduction exact",
+                "a rank accumulates over its virtual shards; give --virtual-shards",
+            ));
+        }
+        if shards.is_some() && self.batch_size_per_rank.is_some() {
+            return Err(conflict(
+                "--batch-size-per-rank",
+                "--reduction exact",
+                "its batches must not depend on the number of ranks; give --global-batch-size",
+            ));
+        }
         let parts = shards.unwrap_or_else(|| passes.saturating_mul(num_workers));
         let default: usize = match dataset {
             DatasetKind::Shapes | DatasetKind::Synthetic => 64,
@@ -42,11 +55,13 @@ impl BatchArgs {
                     "give one of them (global = per rank * accumulation * ranks)",
                 ));
             }
-            (None, Some(per_rank)) => {
-                product(at_least("--batch-size-per-rank", per_rank, 1)?, parts)?
+            (Some(size), None) => size,
+            (None, per_rank) => {
+                let per_rank = per_rank.unwrap_or(default.div_ceil(parts));
+                let expected = "a batch that can be counted";
+                let product = per_rank.checked_mul(parts);
+                product.ok_or_else(|| invalid("--batch-size-per-rank", expected, per_rank))?
             }
-            (None, None) => product(default.div_ceil(parts), parts)?,
-            (Some(size), None) => at_least("--global-batch-size", size, 1)?,
         };
         if !global_batch_size.is_multiple_of(parts) {
             let (among, remedy) = match shards {
@@ -62,13 +77,14 @@ impl BatchArgs {
                     "--batch-size-per-rank",
                 ),
             };
-            return Err(ConfigError::IndivisibleBatch {
-                global_batch_size,
-                among,
-                remedy,
-                nearest_below: Some(global_batch_size / parts * parts).filter(|below| *below > 0),
-                nearest_above: global_batch_size.div_ceil(parts).saturating_mul(parts),
-            });
+            let below = match global_batch_size / parts * parts {
+                0 => String::new(),
+                below => format!("{below}, "),
+            };
+            let above = global_batch_size.div_ceil(parts).saturating_mul(parts);
+            return Err(ConfigError(format!(
+                "--global-batch-size {global_batch_size} does not divide among {among}: take {below}{above} or {remedy}"
+            )));
         }
         Ok(BatchSection {
             global_batch_size,
@@ -90,14 +106,4 @@ impl BatchSection {
     pub fn grad_accum_steps(&self) -> usize {
         self.grad_accum_steps.unwrap_or(1)
     }
-}
-
-fn product(micro_batch_size: usize, parts: usize) -> Result<usize, ConfigError> {
-    micro_batch_size.checked_mul(parts).ok_or_else(|| {
-        invalid(
-            "--batch-size-per-rank",
-            "a batch that can be counted",
-            micro_batch_size,
-        )
-    })
 }

@@ -1,64 +1,28 @@
-//! The configurations of `predict`, `bench`, `doctor` and `verify`.
+//! The configurations of `bench` and `doctor`.
 //!
 //! In: their flags. Out: decided values.
 //! Invariant: as in [`super`], an option without effect is refused.
 
-use super::checks::{at_least, invalid, no_effect, within};
 use super::compute::ComputeSection;
 use super::data::{DataSection, TrainSplitSection};
-use super::error::ConfigError;
+use super::error::{ConfigError, invalid, no_effect, within};
 use super::family::Family;
 use super::options;
 use super::sync::{SyncConfig, SyncSection, timeout};
-use super::{MAX_CLASSES, MAX_IMAGE_SIDE, netbench, shared_settings};
+use super::{netbench, shared_settings};
 use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
-use crate::config::cli::{
-    BenchArgs, DoctorArgs, ModelSection, PredictArgs, TrainSplitArgs, VerifyArgs,
-};
+use crate::config::cli::{BenchArgs, DoctorArgs, ModelSection, TrainSplitArgs};
 use serde::Serialize;
 use simulate::{NetworkError, NetworkModel};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Largest number of samples of a pass of `bench` and `eval`.
-pub(super) const MAX_SAMPLES: usize = 1 << 20;
 /// Largest number of simulated ranks.
 pub(super) const MAX_SIMULATED: usize = 4096;
 /// Options of `bench` that do not change a step, or that its result holds anyway.
 #[rustfmt::skip]
 const NO_STEP_OPTIONS: [&str; 11] = ["batch_size_per_rank", "steps", "warmup_steps", "seed", "model", "dtype", "kernels", "device", "threads", "timeout", "trace"];
-
-/// The images that `trainer predict` classifies, and how.
-#[derive(Debug, Clone)]
-pub struct PredictConfig {
-    /// Checkpoint directory.
-    pub checkpoint: PathBuf,
-    /// Files and folders.
-    pub images: Vec<PathBuf>,
-    /// Classes printed for each image.
-    pub top: usize,
-    /// True if a JSON line ends the output.
-    pub json: bool,
-    /// Device and threads.
-    pub compute: ComputeSection,
-}
-
-impl PredictConfig {
-    /// Decides the prediction.
-    ///
-    /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
-    pub fn resolve(args: &PredictArgs, family: &Family) -> Result<Self, ConfigError> {
-        Ok(Self {
-            checkpoint: args.checkpoint.clone(),
-            images: args.images.clone(),
-            top: at_least("--top", args.top.unwrap_or(5), 1)?,
-            json: args.json,
-            compute: args.compute.decide_for(family)?,
-        })
-    }
-}
 
 /// The steps that `trainer bench` measures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -112,13 +76,12 @@ impl BenchConfig {
         if typed.compress.is_some_and(|compress| compress.has_warmup()) {
             typed.compress_warmup_steps.get_or_insert(0);
         }
+        options::expect_ranges(args)?;
         let mut sync = typed.clone().decide(world_size, compute.device)?;
-        let keys = BTreeMap::from([("sync", &typed)]);
-        options::expect_effect(&keys, &BTreeMap::from([("sync", &sync)]))?;
+        options::expect_effect(&typed, &sync)?;
         sync.expect_offered(compute.device)?;
         let batch_norm = args.batch_norm.unwrap_or(BatchNormKind::Local);
-        sync.expect_batch_norm(batch_norm)?;
-        sync.expect_loss_scale(LossScaling::of(compute.dtype()))?;
+        sync.expect_compatible(batch_norm, LossScaling::of(compute.dtype()))?;
         let simulation = simulation(args)?;
         // Ranks meet in main memory: a step that predicts several of them is updated there.
         if args.profile_output.is_some() || simulation.is_some() {
@@ -130,8 +93,7 @@ impl BenchConfig {
         }
         let mut model = args.model.clone();
         let model_name = family.decide(&mut model)?;
-        let grad_accum_steps =
-            at_least("--grad-accum-steps", args.grad_accum_steps.unwrap_or(1), 1)?;
+        let grad_accum_steps = args.grad_accum_steps.unwrap_or(1);
         let shards = sync.method.virtual_shards();
         if grad_accum_steps > 1 && args.export_job.is_some() {
             let because = "with --export-job, whose steps are one pass";
@@ -156,24 +118,12 @@ impl BenchConfig {
             _ => 3,
         };
         Ok(Self {
-            batch_size_per_rank: within(
-                "--batch-size-per-rank",
-                args.batch_size_per_rank.unwrap_or(128),
-                1..=MAX_SAMPLES,
-            )?,
+            batch_size_per_rank: args.batch_size_per_rank.unwrap_or(128),
             grad_accum_steps,
-            steps: at_least("--steps", args.steps.unwrap_or(20), 1)?,
+            steps: args.steps.unwrap_or(20),
             warmup_steps: args.warmup_steps.unwrap_or(warmup_steps),
-            image_size: within(
-                "--image-size",
-                args.image_size.unwrap_or(32),
-                8..=MAX_IMAGE_SIDE,
-            )?,
-            num_classes: within(
-                "--num-classes",
-                args.num_classes.unwrap_or(10),
-                2..=MAX_CLASSES,
-            )?,
+            image_size: args.image_size.unwrap_or(32),
+            num_classes: args.num_classes.unwrap_or(10),
             batch_norm,
             seed: args.seed.unwrap_or(0),
             model,
@@ -240,8 +190,6 @@ pub struct DoctorConfig {
     pub output_dir: PathBuf,
     /// Longest wait for another rank.
     pub timeout: Duration,
-    /// True if a JSON line ends the output.
-    pub json: bool,
 }
 
 impl DoctorConfig {
@@ -263,48 +211,7 @@ impl DoctorConfig {
             train_split,
             compute: args.compute.decide_for(&Family::RESNET)?,
             output_dir: args.output_dir.clone().unwrap_or("runs".into()),
-            timeout: timeout(args.timeout, 30)?,
-            json: args.json,
-        })
-    }
-}
-
-/// The checks of `trainer verify`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct VerifyConfig {
-    /// Shorter checks.
-    pub quick: bool,
-    /// The checks to make; `None` is all.
-    pub only: Option<Vec<String>>,
-    /// Folder of the files outside the program.
-    pub data_dir: Option<PathBuf>,
-    /// File of the result.
-    pub output: Option<PathBuf>,
-    /// Device and threads.
-    pub compute: ComputeSection,
-}
-
-impl VerifyConfig {
-    /// Decides the verification; `names` are those of all checks.
-    ///
-    /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
-    pub fn resolve(args: &VerifyArgs, names: &[&str]) -> Result<Self, ConfigError> {
-        for name in args.only.iter().flatten() {
-            if !names.contains(&name.as_str()) {
-                let expected = format!("some of {}", names.join(","));
-                return Err(invalid("--only", expected, name));
-            }
-        }
-        if let Some(folder) = args.data_dir.as_ref().filter(|folder| !folder.is_dir()) {
-            return Err(invalid("--data-dir", "a folder", folder.display()));
-        }
-        Ok(Self {
-            quick: args.quick,
-            only: args.only.clone(),
-            data_dir: args.data_dir.clone(),
-            output: file_name("--output", args.output.as_ref())?,
-            compute: args.compute.decide_for(&Family::RESNET)?,
+            timeout: timeout(args.timeout.or(Some(30)))?,
         })
     }
 }
@@ -358,17 +265,9 @@ pub(super) fn network_model(option: &'static str, text: &str) -> Result<NetworkM
 }
 
 /// Refuses numbers of ranks that take too long.
-pub(super) fn simulated_ranks(option: &'static str, ranks: &[usize]) -> Result<(), ConfigError> {
-    match ranks
-        .iter()
-        .find(|ranks| !(1..=MAX_SIMULATED).contains(*ranks))
-    {
-        None => Ok(()),
-        Some(ranks) => {
-            let expected = format!("1 to {MAX_SIMULATED} ranks");
-            Err(invalid(option, expected, ranks))
-        }
-    }
+pub(super) fn simulated_ranks(option: &str, ranks: &[usize]) -> Result<(), ConfigError> {
+    let mut ranks = ranks.iter();
+    ranks.try_for_each(|ranks| within(option, *ranks, 1..=MAX_SIMULATED).map(drop))
 }
 
 /// Returns the path of a directory that exists or can be made.
@@ -386,7 +285,7 @@ fn directory_name(
 }
 
 /// Returns the path of a file to be written.
-pub(super) fn file_name(
+pub(crate) fn file_name(
     option: &'static str,
     path: Option<&PathBuf>,
 ) -> Result<Option<PathBuf>, ConfigError> {

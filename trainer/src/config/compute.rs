@@ -1,20 +1,19 @@
 //! The section `[compute]`: device, number format and threads.
 
-use super::checks::{conflict, invalid, within};
-use super::data::MAX_THREADS;
-use super::error::ConfigError;
-use super::family::{Family, ModelOption};
+use super::error::{ConfigError, conflict, invalid};
+use super::family::Family;
+use super::file;
+use super::options::expect_ranges;
 use crate::config::choices::{
-    Activations, Convolution, CpuKind, DeviceChoice, InputKind, Kernels, Recompute,
+    Activations, Convolution, CpuKind, DeviceChoice, InputKind, Kernels, ModelOption, Recompute,
 };
 use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
-use serde::Serialize;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
 
 /// Device, number format and threads of a rank. Options that the model's family does not support
 /// are absent.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ComputeSection {
     pub device: DeviceChoice,
@@ -44,59 +43,40 @@ impl Default for ComputeSection {
     }
 }
 
-impl From<ComputeSection> for ComputeArgs {
-    fn from(section: ComputeSection) -> Self {
-        Self {
-            device: Some(section.device),
-            input: Some(section.input),
-            kernels: section.kernels,
-            dtype: section.dtype,
-            convolution: section.convolution,
-            recompute: section.recompute,
-            cpu: section.cpu,
-            threads: section.threads,
-        }
-    }
-}
-
 impl ComputeArgs {
     /// Decides this section for a model of the family on this machine.
     ///
     /// # Errors
     /// When flags contradict each other or have no effect on such a model, or this program or CPU
     /// lacks what they name.
-    pub(super) fn decide_for(self, family: &Family) -> Result<ComputeSection, ConfigError> {
+    pub(crate) fn decide_for(self, family: &Family) -> Result<ComputeSection, ConfigError> {
+        expect_ranges(&self)?;
         let section = self.decide(family.options)?;
-        let key = |section| BTreeMap::from([("compute", section)]);
-        family.expect_effect(&key(self), &key(ComputeArgs::from(section)))?;
+        family.expect_effect(&self, &section)?;
         section.expect_offered()?;
         Ok(section)
     }
 
     /// Applies the defaults and refuses contradictions. `supported`: options of the model's family.
-    pub(super) fn decide(self, supported: &[ModelOption]) -> Result<ComputeSection, ConfigError> {
-        let device = self.device.unwrap_or_else(DeviceChoice::preferred);
+    pub(super) fn decide(
+        mut self,
+        supported: &[ModelOption],
+    ) -> Result<ComputeSection, ConfigError> {
         let supports = |option| supported.contains(&option);
-        let section = ComputeSection {
-            device,
-            input: self.input.unwrap_or(device.input()),
-            kernels: supports(ModelOption::Kernels).then(|| self.kernels.unwrap_or(Kernels::Fused)),
-            dtype: supports(ModelOption::Dtype).then(|| self.dtype.unwrap_or(Activations::F32)),
-            convolution: supports(ModelOption::Convolution)
-                .then(|| self.convolution.unwrap_or(Convolution::Auto)),
-            recompute: supports(ModelOption::Recompute)
-                .then(|| self.recompute.unwrap_or(Recompute::None)),
-            cpu: supports(ModelOption::Cpu).then(|| self.cpu.unwrap_or(CpuKind::Auto)),
-            threads: match self.threads {
-                Some(threads) => Some(within("--threads", threads, 1..=MAX_THREADS)?),
-                None => None,
-            },
-        };
-        let recompute = section.recompute.unwrap_or(Recompute::None);
-        if recompute != Recompute::None {
+        let device = *self.device.get_or_insert_with(DeviceChoice::preferred);
+        self.input.get_or_insert(device.input());
+        self.kernels = supports(ModelOption::Kernels).then_some(self.kernels.unwrap_or_default());
+        self.dtype = supports(ModelOption::Dtype).then_some(self.dtype.unwrap_or_default());
+        self.convolution =
+            supports(ModelOption::Convolution).then_some(self.convolution.unwrap_or_default());
+        self.recompute =
+            supports(ModelOption::Recompute).then_some(self.recompute.unwrap_or_default());
+        self.cpu = supports(ModelOption::Cpu).then_some(self.cpu.unwrap_or_default());
+        let section: ComputeSection = file::section(&self)?;
+        if self.recompute.unwrap_or_default() != Recompute::None {
             section.expect_own_kernels("--recompute")?;
         }
-        if section.convolution == Some(Convolution::Direct) {
+        if self.convolution == Some(Convolution::Direct) {
             section.expect_own_kernels("--convolution direct")?;
         }
         // burn's ndarray has no numbers of 16 bits.
@@ -135,11 +115,12 @@ impl ComputeSection {
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         let built_in = DeviceChoice::built_in();
         if !built_in.contains(&self.device.backend()) {
-            return Err(ConfigError::DeviceNotBuilt {
-                device: self.device.to_string(),
-                backend: self.device.backend(),
-                built_in,
-            });
+            return Err(ConfigError(format!(
+                "--device {}: this program was built without it (built in: {}); rebuild with --features {}",
+                self.device,
+                built_in.join(", "),
+                self.device.backend()
+            )));
         }
         instruction_set(self.cpu)?;
         Ok(())
@@ -147,12 +128,12 @@ impl ComputeSection {
 
     /// Returns the kernels of the layers.
     pub fn kernels(&self) -> Kernels {
-        self.kernels.unwrap_or(Kernels::Fused)
+        self.kernels.unwrap_or_default()
     }
 
     /// Returns the number format of activations.
     pub fn dtype(&self) -> Activations {
-        self.dtype.unwrap_or(Activations::F32)
+        self.dtype.unwrap_or_default()
     }
 }
 
@@ -161,7 +142,7 @@ impl ComputeSection {
 /// # Errors
 /// When this CPU lacks it.
 pub(crate) fn instruction_set(cpu: Option<CpuKind>) -> Result<Isa, ConfigError> {
-    let cpu = cpu.unwrap_or(CpuKind::Auto);
+    let cpu = cpu.unwrap_or_default();
     let isa = match cpu {
         CpuKind::Auto => Isa::detect(),
         CpuKind::Avx512 => Isa::Avx512,

@@ -3,16 +3,13 @@
 //! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: [`DataSection`] and [`TrainSplitSection`].
 //! Invariant: no file is opened.
 
-use super::checks::{at_least_one, conflict, in_range, invalid, missing, no_effect, within};
-use super::error::ConfigError;
-use super::options;
+use super::error::{ConfigError, conflict, invalid, missing, no_effect, within};
+use super::{file, options};
 use crate::config::choices::{
     AugmentKind, CropScale, DatasetKind, OnBadImage, Resolution, SamplerKind,
 };
 use crate::config::cli::{DataArgs, TrainSplitArgs};
-use datasets::rand_augment::MAX_MAGNITUDE;
-use serde::Serialize;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Default height and width of images, pixels.
@@ -22,17 +19,11 @@ const DEFAULT_SIDE: usize = 32;
 const MAX_AUGMENTED_SIZE: usize = 64;
 /// Largest height and width of images, pixels.
 pub(crate) const MAX_IMAGE_SIDE: usize = 1 << 12;
-/// Largest number of images made in memory.
-const MAX_MADE_IMAGES: usize = 1 << 24;
 /// Largest number of classes.
 pub(crate) const MAX_CLASSES: usize = 1 << 16;
-/// Largest number of threads that compute or prepare batches on a rank.
-pub(super) const MAX_THREADS: usize = 1 << 10;
-/// End of the remedy for a missing `--data-dir`.
-const NO_FILES: &str = "or --dataset shapes, which needs no files";
 
 /// The images of a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DataSection {
     /// The data set with its options.
@@ -48,7 +39,7 @@ pub struct DataSection {
 }
 
 /// A data set with the options that it takes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "dataset",
     rename_all = "kebab-case",
@@ -81,7 +72,7 @@ pub enum DatasetChoice {
 }
 
 /// The files of CIFAR.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CifarFiles {
     /// The folder of the binary release.
@@ -91,7 +82,7 @@ pub struct CifarFiles {
 }
 
 /// Encoded images of any size.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ImageFiles {
     /// The folder of the data set.
@@ -106,7 +97,7 @@ pub struct ImageFiles {
 }
 
 /// The way from image files to the size of the model.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 pub enum ImageSize {
     /// Squeezed to a square.
@@ -119,7 +110,7 @@ pub enum ImageSize {
 }
 
 /// Mean and standard deviation of each channel.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NormalizationChoice {
     pub normalize_mean: Vec<f64>,
@@ -127,7 +118,7 @@ pub struct NormalizationChoice {
 }
 
 /// Options of training images.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TrainSplitSection {
     pub shapes_train: Option<usize>,
@@ -151,122 +142,90 @@ impl DataArgs {
         self,
         split: TrainSplitArgs,
     ) -> Result<(DataSection, TrainSplitSection), ConfigError> {
-        let typed = BTreeMap::from([("data", self.clone())]);
-        let data = self.decide()?;
-        options::expect_effect(&typed, &BTreeMap::from([("data", &data)]))?;
+        options::expect_ranges(&self)?;
+        options::expect_ranges(&split)?;
+        let data = self.clone().decide()?;
+        options::expect_effect(&self, &data)?;
         data.expect_offered()?;
         let split = split.decide(&data)?;
         Ok((data, split))
     }
 
     /// Applies the defaults and refuses contradictions.
-    pub(super) fn decide(self) -> Result<DataSection, ConfigError> {
-        let kind = self.dataset.unwrap_or(DatasetKind::Shapes);
-        let made = 1..=MAX_MADE_IMAGES;
-        let dataset = match kind {
-            DatasetKind::Shapes => DatasetChoice::Shapes {
-                shapes_test: within("--shapes-test", self.shapes_test.unwrap_or(2_000), made)?,
-                shapes_seed: self.shapes_seed.unwrap_or(0),
-            },
-            DatasetKind::Cifar10 => DatasetChoice::Cifar10(self.cifar_files()?),
-            DatasetKind::Cifar100 => DatasetChoice::Cifar100(self.cifar_files()?),
-            DatasetKind::ImageFolder => DatasetChoice::ImageFolder(
-                self.image_files("give the folder that holds train/<class>/ and val/<class>/")?,
+    pub(super) fn decide(mut self) -> Result<DataSection, ConfigError> {
+        let kind = *self.dataset.get_or_insert(DatasetKind::Shapes);
+        let folder = match kind {
+            DatasetKind::Shapes | DatasetKind::Synthetic | DatasetKind::Custom => None,
+            DatasetKind::Cifar10 | DatasetKind::Cifar100 => {
+                Some("of the binary release (with --download it is fetched into it)")
+            }
+            DatasetKind::ImageFolder => Some("that holds train/<class>/ and val/<class>/"),
+            DatasetKind::Shards => Some(
+                "that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images)",
             ),
-            DatasetKind::Shards => DatasetChoice::Shards(self.image_files(
-                "give the folder that holds train-*.tar and val-*.tar (`trainer shard` makes it of a folder of images)",
-            )?),
-            DatasetKind::Parquet => DatasetChoice::Parquet(
-                self.image_files("give the folder of the downloaded data set")?,
-            ),
-            DatasetKind::Synthetic => DatasetChoice::Synthetic {
-                image_size: self.square()?,
-                synthetic_test: within(
-                    "--synthetic-test",
-                    self.synthetic_test.unwrap_or(2_000),
-                    made,
-                )?,
-                synthetic_classes: within(
-                    "--synthetic-classes",
-                    self.synthetic_classes.unwrap_or(10),
-                    2..=MAX_CLASSES,
-                )?,
-            },
-            DatasetKind::Custom => DatasetChoice::Custom,
+            DatasetKind::Parquet => Some("of the downloaded data set"),
         };
-        let threads = if kind.is_of_files() { 2 } else { 1 };
-        Ok(DataSection {
-            dataset,
-            normalization: normalization(self.normalize_mean, self.normalize_std)?,
-            limit_test: at_least_one("--limit-test", self.limit_test)?,
-            loader_threads: within(
-                "--loader-threads",
-                self.loader_threads.unwrap_or(threads),
-                0..=MAX_THREADS,
-            )?,
-        })
-    }
-
-    fn folder(&self, remedy: &str) -> Result<PathBuf, ConfigError> {
-        self.data_dir.clone().ok_or_else(|| {
-            let kind = self.dataset.unwrap_or(DatasetKind::Shapes);
-            missing(
+        if let Some(folder) = folder
+            && self.data_dir.is_none()
+        {
+            return Err(missing(
                 "--data-dir",
                 format!("--dataset {kind} is read from files"),
-                format!("{remedy}, {NO_FILES}"),
-            )
-        })
-    }
-
-    fn cifar_files(&self) -> Result<CifarFiles, ConfigError> {
-        Ok(CifarFiles {
-            data_dir: self.folder(
-                "give the folder of the binary release (with --download it is fetched into it)",
-            )?,
-            download: self.download.unwrap_or(false),
-        })
-    }
-
-    fn image_files(&self, remedy: &str) -> Result<ImageFiles, ConfigError> {
-        Ok(ImageFiles {
-            data_dir: self.folder(remedy)?,
-            size: self.size()?,
-            on_bad_image: self.on_bad_image.unwrap_or(OnBadImage::Fail),
-            eval_split: self.eval_split.clone(),
-        })
-    }
-
-    fn square(&self) -> Result<usize, ConfigError> {
-        within(
-            "--image-size",
-            self.image_size.unwrap_or(DEFAULT_SIDE),
-            8..=MAX_IMAGE_SIDE,
-        )
-    }
-
-    fn size(&self) -> Result<ImageSize, ConfigError> {
-        let Some(resolution) = &self.resolution else {
-            return Ok(ImageSize::Square {
-                image_size: self.square()?,
-            });
-        };
-        if self.image_size.is_some() {
-            return Err(conflict(
-                "--resolution",
-                "--image-size",
-                "both set the height and width of images; give one of them",
+                format!("give the folder {folder}, or --dataset shapes, which needs no files"),
             ));
         }
-        for side in resolution.sides() {
-            within("--resolution", side, 8..=MAX_IMAGE_SIDE)?;
+        self.download.get_or_insert(false);
+        self.on_bad_image.get_or_insert(OnBadImage::Fail);
+        self.shapes_test.get_or_insert(2_000);
+        self.shapes_seed.get_or_insert(0);
+        self.synthetic_test.get_or_insert(2_000);
+        self.synthetic_classes.get_or_insert(10);
+        self.loader_threads
+            .get_or_insert(if kind.is_of_files() { 2 } else { 1 });
+        match &self.resolution {
+            Some(resolution) if kind.is_of_files() => {
+                if self.image_size.is_some() {
+                    return Err(conflict(
+                        "--resolution",
+                        "--image-size",
+                        "both set the height and width of images; give one of them",
+                    ));
+                }
+                for side in resolution.sides() {
+                    within("--resolution", side, 8..=MAX_IMAGE_SIDE)?;
+                }
+                let side = resolution.in_evaluation();
+                // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision.
+                let shorter = *self.eval_resize.get_or_insert((side * 256 + 112) / 224);
+                within("--eval-resize", shorter, side..=2 * MAX_IMAGE_SIDE)?;
+            }
+            _ => _ = self.image_size.get_or_insert(DEFAULT_SIDE),
         }
-        let side = resolution.in_evaluation();
-        // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision.
-        let shorter_side = self.eval_resize.unwrap_or((side * 256 + 112) / 224);
-        Ok(ImageSize::Cropped {
-            resolution: resolution.clone(),
-            eval_resize: within("--eval-resize", shorter_side, side..=2 * MAX_IMAGE_SIDE)?,
-        })
+        match (&self.normalize_mean, &self.normalize_std) {
+            (None, None) => {}
+            (Some(mean), Some(std)) => {
+                let is_mean = |mean| (0.0..=1.0).contains(&mean);
+                channels(
+                    "--normalize-mean",
+                    mean,
+                    "three numbers from 0 to 1",
+                    is_mean,
+                )?;
+                let expected =
+                    "three numbers above 0 that 32 bits hold in full (1.2e-38 to 3.4e38)";
+                let is_std = |std| std > 0.0 && (std as f32).is_normal();
+                channels("--normalize-std", std, expected, is_std)?;
+            }
+            (mean, _) => {
+                let (absent, given) = match mean {
+                    Some(_) => ("--normalize-std", "--normalize-mean"),
+                    None => ("--normalize-mean", "--normalize-std"),
+                };
+                let because = format!("{given} was given without it");
+                return Err(missing(absent, because, "give both or neither"));
+            }
+        }
+        file::section(&self)
     }
 }
 
@@ -351,36 +310,20 @@ impl DataSection {
     }
 }
 
-impl DatasetChoice {
-    /// Returns the choice without its options.
-    pub fn kind(&self) -> DatasetKind {
-        match self {
-            Self::Shapes { .. } => DatasetKind::Shapes,
-            Self::Cifar10(_) => DatasetKind::Cifar10,
-            Self::Cifar100(_) => DatasetKind::Cifar100,
-            Self::ImageFolder(_) => DatasetKind::ImageFolder,
-            Self::Shards(_) => DatasetKind::Shards,
-            Self::Parquet(_) => DatasetKind::Parquet,
-            Self::Synthetic { .. } => DatasetKind::Synthetic,
-            Self::Custom => DatasetKind::Custom,
-        }
-    }
-}
-
 impl TrainSplitArgs {
     /// Applies the defaults for a data set and refuses contradictions.
-    pub(super) fn decide(self, data: &DataSection) -> Result<TrainSplitSection, ConfigError> {
+    pub(super) fn decide(mut self, data: &DataSection) -> Result<TrainSplitSection, ConfigError> {
         let kind = data.dataset.kind();
         let resolution = data.resolution();
         // Shapes are drawn with a random pose already, and random pixels have no pose.
         let crops =
             kind.is_cifar() || (kind.is_of_files() && data.image_size() <= MAX_AUGMENTED_SIZE);
-        let augment = self.augment.unwrap_or(match resolution {
+        let augment = self.augment.get_or_insert(match resolution {
             Some(_) => AugmentKind::ResizedCrop,
             None if crops => AugmentKind::CropFlip,
             None => AugmentKind::None,
         });
-        let is_resized = augment == AugmentKind::ResizedCrop;
+        let is_resized = *augment == AugmentKind::ResizedCrop;
         if !is_resized && resolution.is_some_and(Resolution::varies) {
             return Err(conflict(
                 "--augment",
@@ -388,52 +331,22 @@ impl TrainSplitArgs {
                 "only --augment resized-crop, its default, makes images of any size",
             ));
         }
-        if let Some(share) = self.val_fraction {
-            in_range("--val-fraction", share, "above 0 and below 1", |share| {
-                share > 0.0 && share < 1.0
-            })?;
-            if let Some(name) = data.eval_split() {
-                let remedy = format!("{name} is the val split; remove one of them");
-                return Err(conflict("--val-fraction", "--eval-split", remedy));
-            }
+        if let (Some(_), Some(name)) = (self.val_fraction, data.eval_split()) {
+            let remedy = format!("{name} is the val split; remove one of them");
+            return Err(conflict("--val-fraction", "--eval-split", remedy));
         }
-        if let Some(magnitude) = self.rand_augment {
-            in_range("--rand-augment", magnitude, "0 to 10", |magnitude| {
-                (0.0..=MAX_MAGNITUDE).contains(&magnitude)
-            })?;
+        let made = |of, images: Option<usize>| (kind == of).then(|| images.unwrap_or(10_000));
+        self.shapes_train = made(DatasetKind::Shapes, self.shapes_train);
+        self.synthetic_train = made(DatasetKind::Synthetic, self.synthetic_train);
+        self.sampler = self
+            .sampler
+            .filter(|sampler| *sampler != SamplerKind::Shuffle);
+        self.crop_scale = is_resized.then_some(self.crop_scale.unwrap_or_default());
+        if !is_resized {
+            self.rand_augment = None;
         }
-        for (option, alpha) in [("--mixup", self.mixup), ("--cutmix", self.cutmix)] {
-            in_range(
-                option,
-                alpha.unwrap_or(1.0),
-                "above 0 and at most 100",
-                |alpha| alpha > 0.0 && alpha <= 100.0,
-            )?;
-        }
-        let made = |option, images: Option<usize>, of| {
-            (kind == of)
-                .then(|| within(option, images.unwrap_or(10_000), 1..=MAX_MADE_IMAGES))
-                .transpose()
-        };
-        Ok(TrainSplitSection {
-            shapes_train: made("--shapes-train", self.shapes_train, DatasetKind::Shapes)?,
-            synthetic_train: made(
-                "--synthetic-train",
-                self.synthetic_train,
-                DatasetKind::Synthetic,
-            )?,
-            limit_train: at_least_one("--limit-train", self.limit_train)?,
-            val_fraction: self.val_fraction,
-            sampler: self
-                .sampler
-                .filter(|sampler| *sampler != SamplerKind::Shuffle),
-            augment,
-            crop_scale: is_resized.then(|| self.crop_scale.unwrap_or_default()),
-            rand_augment: self.rand_augment.filter(|_| is_resized),
-            mixup: self.mixup,
-            cutmix: self.cutmix,
-            drop_last: self.drop_last.unwrap_or(false),
-        })
+        self.drop_last.get_or_insert(false);
+        file::section(&self)
     }
 }
 
@@ -441,42 +354,6 @@ impl TrainSplitSection {
     /// Returns the number of training images made in memory; 0 for a data set of files.
     pub fn num_made(&self) -> usize {
         self.shapes_train.or(self.synthetic_train).unwrap_or(0)
-    }
-}
-
-fn normalization(
-    mean: Option<Vec<f64>>,
-    std: Option<Vec<f64>>,
-) -> Result<Option<NormalizationChoice>, ConfigError> {
-    let half = |option, given: &str| {
-        missing(
-            option,
-            format!("{given} was given without it"),
-            "give both or neither",
-        )
-    };
-    match (mean, std) {
-        (None, None) => Ok(None),
-        (Some(mean), Some(std)) => {
-            channels(
-                "--normalize-mean",
-                &mean,
-                "three numbers from 0 to 1",
-                |mean| (0.0..=1.0).contains(&mean),
-            )?;
-            channels(
-                "--normalize-std",
-                &std,
-                "three numbers above 0 that 32 bits hold in full (1.2e-38 to 3.4e38)",
-                |std| std > 0.0 && (std as f32).is_normal(),
-            )?;
-            Ok(Some(NormalizationChoice {
-                normalize_mean: mean,
-                normalize_std: std,
-            }))
-        }
-        (Some(_), None) => Err(half("--normalize-std", "--normalize-mean")),
-        (None, Some(_)) => Err(half("--normalize-mean", "--normalize-std")),
     }
 }
 

@@ -3,14 +3,12 @@
 //! In: its flags, and the configuration a checkpoint was trained with. Out: decided values.
 //! Invariant: as in [`super`], an option without effect is refused.
 
-use super::checks::{conflict, invalid, missing, no_effect, within};
-use super::commands::MAX_SAMPLES;
 use super::compute::ComputeSection;
 use super::data::{DataSection, DatasetChoice, TrainSplitSection};
-use super::error::ConfigError;
+use super::error::{ConfigError, conflict, invalid, missing, no_effect};
 use super::family::Family;
 use super::sync::timeout;
-use super::{TrainConfig, file, shared_settings};
+use super::{TrainConfig, file, options, shared_settings};
 use crate::config::choices::Split;
 use crate::config::cli::{DataArgs, EvalArgs, ModelSection, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
@@ -105,11 +103,7 @@ impl EvalConfig {
         family: &Family,
         trained: Option<&TrainConfig>,
     ) -> Result<Self, ConfigError> {
-        let batch_size_per_rank = within(
-            "--batch-size-per-rank",
-            args.batch_size_per_rank.unwrap_or(128),
-            1..=MAX_SAMPLES,
-        )?;
+        options::expect_ranges(args)?;
         let compute = args.compute.decide_for(family)?;
         let timeout = Self::timeout(args)?.as_secs();
         let weights = Self::weights(args)?;
@@ -145,7 +139,7 @@ impl EvalConfig {
             (None, None) => vec![named("test"), val()],
         };
         Ok(Self {
-            batch_size_per_rank,
+            batch_size_per_rank: args.batch_size_per_rank.unwrap_or(128),
             allow_changed_classes: args.allow_changed_classes,
             split: args.split,
             timeout,
@@ -182,7 +176,7 @@ impl EvalConfig {
     /// # Errors
     /// When it is 0.
     pub fn timeout(args: &EvalArgs) -> Result<Duration, ConfigError> {
-        timeout(args.timeout, 120)
+        timeout(args.timeout)
     }
 
     /// Returns what must be equal on all ranks, as (option, value).

@@ -5,52 +5,22 @@
 //! Invariant: an option that would change nothing about a model is refused; a saved section names
 //! its family, but for residual networks.
 
-use super::checks::{invalid, no_effect};
-use super::error::ConfigError;
+use super::error::{ConfigError, invalid, no_effect};
 use super::file;
-use super::options::{self, OPTIONS};
+use super::options::is_in_vain;
+use crate::config::choices::ModelOption;
 use crate::config::cli::{
     BenchArgs, EvalArgs, ModelArgs, ModelSection, PredictScalingArgs, TakesModel, TrainArgs,
     WithModel,
 };
-use clap::{Args, Command};
+use clap::{Args, Command, ValueEnum};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use toml::{Table, Value};
 
 /// The key of a saved section that names its family.
 const FAMILY: &str = "family";
-
-/// An option of how a network is made or computed that a family may support.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ModelOption {
-    /// `--zero-gamma`.
-    ZeroGamma,
-    /// `--kernels`.
-    Kernels,
-    /// `--dtype`.
-    Dtype,
-    /// `--convolution`.
-    Convolution,
-    /// `--recompute`.
-    Recompute,
-    /// `--cpu`.
-    Cpu,
-}
-
-impl ModelOption {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[
-        Self::ZeroGamma,
-        Self::Kernels,
-        Self::Dtype,
-        Self::Convolution,
-        Self::Recompute,
-        Self::Cpu,
-    ];
-}
 
 /// Fills and checks the flags of a model; its name, too.
 type Decide = fn(Table) -> Result<(Table, String), ConfigError>;
@@ -130,8 +100,7 @@ impl Family {
         ))
     }
 
-    /// Refuses the first general option that was `typed`, by section and key, that this family does
-    /// not support.
+    /// Refuses the first general option that was `typed` and that this family does not support.
     pub(super) fn expect_effect(
         &self,
         typed: &impl Serialize,
@@ -139,20 +108,17 @@ impl Family {
     ) -> Result<(), ConfigError> {
         let typed = file::table(typed)?;
         let decided = file::table(decided)?;
-        let mut of_families = OPTIONS
-            .iter()
-            .filter(|option| option.model_option.is_some());
-        match of_families.find(|option| option.is_in_vain(&typed, &decided)) {
-            None => Ok(()),
-            Some(option) => {
-                let name = match option.key {
-                    "compute.cpu" => "--cpu, or LOCKSTEP_CPU,".to_owned(),
-                    key => options::flag(key),
+        for option in ModelOption::value_variants() {
+            if is_in_vain(&option.to_string(), &typed, &decided) {
+                let flag = match option {
+                    ModelOption::Cpu => "--cpu, or LOCKSTEP_CPU,".to_owned(),
+                    option => format!("--{option}"),
                 };
                 let because = format!("on models of the family {}", self.name);
-                Err(no_effect(name, because, "leave it out"))
+                return Err(no_effect(flag, because, "leave it out"));
             }
         }
+        Ok(())
     }
 }
 
@@ -205,12 +171,8 @@ impl ModelSection {
         let flags: Table = flags
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
-        flags
-            .try_into()
-            .map_err(|error: toml::de::Error| ConfigError::Syntax {
-                origin: "[model]".to_owned(),
-                problem: error.to_string(),
-            })
+        let read = flags.try_into();
+        read.map_err(|error: toml::de::Error| file::syntax("[model]", error))
     }
 
     /// The family of a section that was saved.
@@ -223,7 +185,7 @@ impl ModelSection {
 
     /// A flag that is given.
     pub(super) fn first_flag(&self) -> Option<String> {
-        self.0.keys().next().map(|key| options::flag(key))
+        self.0.keys().next().map(|key| format!("--{key}"))
     }
 }
 

@@ -5,75 +5,63 @@
 //! at all.
 
 use super::error::ConfigError;
-use super::options::{OPTIONS, OptionFacts};
-use super::resolve::Sections;
+use super::options::{DEPENDENT, Dependent, get};
 use crate::config::DatasetKind;
 use crate::config::cli::TrainArgs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::error::Error;
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 use toml::{Table, Value};
 
-/// The option that names the data set.
-const DATASET: &str = "data.dataset";
-
 /// Options of files that say nothing of others of the same kind.
-const OF_ONE_PLACE: [&str; 2] = ["data.data-dir", "data.on-bad-image"];
+const OF_ONE_PLACE: [&str; 2] = ["data-dir", "on-bad-image"];
 
 /// Reads the options of a file.
 pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|reason| ConfigError::Read {
-        path: path.to_owned(),
-        reason,
+    let origin = path.display();
+    let text = fs::read_to_string(path).map_err(|error| {
+        ConfigError(format!(
+            "cannot read the configuration file {origin}: {error}"
+        ))
     })?;
     if text.trim().is_empty() {
         // As a full disk leaves it: not the options of any run.
         let problem = "expected options, got an empty file; write one with `trainer config --output-dir DIR > FILE`";
-        return Err(ConfigError::Syntax {
-            origin: path.display().to_string(),
-            problem: problem.to_owned(),
-        });
+        return Err(syntax(origin, problem));
     }
-    parse(&text, &path.display().to_string())
+    parse(&text, origin)
 }
 
 /// Reads the options of a text; `origin` names it in errors.
-pub(super) fn parse(text: &str, origin: &str) -> Result<TrainArgs, ConfigError> {
-    toml::from_str(text).map_err(|error| ConfigError::Syntax {
-        origin: origin.to_owned(),
-        problem: error.to_string(),
-    })
+pub(super) fn parse(text: &str, origin: impl Display) -> Result<TrainArgs, ConfigError> {
+    toml::from_str(text).map_err(|error| syntax(origin, error))
 }
 
-/// Returns decided sections as flags.
-pub(super) fn args(sections: &Sections) -> Result<TrainArgs, ConfigError> {
-    table(sections)?
-        .try_into()
-        .map_err(|error: toml::de::Error| merge_error(&error))
-}
-
-fn merge_error(error: &dyn Error) -> ConfigError {
-    ConfigError::Syntax {
-        origin: "merged options".to_owned(),
-        problem: error.to_string(),
-    }
+/// Refuses what is no TOML, or has unknown keys or values.
+pub(super) fn syntax(origin: impl Display, problem: impl Display) -> ConfigError {
+    let problem = problem.to_string();
+    ConfigError(format!(
+        "{origin}: {}\n`trainer config` prints every key in its section",
+        problem.trim_end()
+    ))
 }
 
 /// Returns options by section and key. Refuses what TOML cannot hold: numbers from 2^63 on, since
 /// its integers are signed, and paths that are not UTF-8.
 pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
     Table::try_from(flags).map_err(|error| {
-        let problem = format!(
-            "expected paths in UTF-8 and numbers up to {}: {error}",
-            i64::MAX
-        );
-        ConfigError::Syntax {
-            origin: "options".to_owned(),
-            problem,
-        }
+        let most = i64::MAX;
+        let expected = format!("expected paths in UTF-8 and numbers up to {most}: {error}");
+        syntax("options", expected)
     })
+}
+
+/// Reads filled flags, or options by section and key, as `T`.
+pub(super) fn section<T: DeserializeOwned>(flags: &impl Serialize) -> Result<T, ConfigError> {
+    let read = table(flags)?.try_into();
+    read.map_err(|error: toml::de::Error| syntax("options", error))
 }
 
 /// The flags laid over the file's options.
@@ -91,38 +79,36 @@ pub(super) fn laid_over<T: DeserializeOwned>(
 ) -> Result<T, ConfigError> {
     let mut below = table(below)?;
     let flags = table(flags)?;
-    // The rows of the model are those of residual networks; what the flags of another family mean
-    // to each other only it knows.
-    let is_own = get(&below, "model.family").is_some();
-    let rows = || {
-        OPTIONS
-            .iter()
-            .filter(|option| !(is_own && option.key.starts_with("model.")))
-    };
-    let changes: Vec<&str> = OPTIONS
-        .iter()
-        .map(|option| option.key)
-        .filter(|key| get(&flags, key).is_some_and(|typed| get(&below, key) != Some(typed)))
-        .collect();
     let kinds = [&below, &flags].map(|table| {
-        get(table, DATASET).and_then(|kind| kind.clone().try_into::<DatasetKind>().ok())
+        get(table, "dataset").and_then(|kind| kind.clone().try_into::<DatasetKind>().ok())
     });
     // Files of any size are looked at alike wherever they lie.
     let is_alike = kinds
         .iter()
         .all(|kind| kind.is_some_and(DatasetKind::is_of_files));
-    let goes = |option: &&OptionFacts| {
-        let mut choices = option
-            .belongs_to
-            .iter()
-            .filter(|choice| changes.contains(choice));
-        choices.any(|choice| !is_alike || *choice != DATASET || OF_ONE_PLACE.contains(&option.key))
+    // What the flags of another family of models mean to each other only that family knows.
+    let is_custom = get(&below, "family").is_some();
+    let changes = |choice: &str| {
+        let typed = get(&flags, choice);
+        typed.is_some() && typed != get(&below, choice)
     };
-    for option in rows().filter(goes) {
-        remove(&mut below, option.key);
+    let mut dropped: Vec<&str> = Vec::new();
+    for Dependent { names, on, .. } in DEPENDENT {
+        for choice in on.iter().filter(|choice| changes(choice)) {
+            dropped.extend(names.iter().filter(|name| match *choice {
+                "dataset" => !is_alike || OF_ONE_PLACE.contains(name),
+                "model" | "depth" => !is_custom,
+                _ => true,
+            }));
+        }
     }
-    if get(&flags, "schedule.warmup-epochs").and_then(Value::as_float) == Some(0.0) {
-        remove(&mut below, "schedule.warmup-start-factor");
+    if get(&flags, "warmup-epochs").and_then(Value::as_float) == Some(0.0) {
+        dropped.push("warmup-start-factor");
+    }
+    for (_, keys) in &mut below {
+        if let Value::Table(keys) = keys {
+            keys.retain(|name, _| !dropped.contains(&name));
+        }
     }
     for (section, keys) in flags {
         let target = below
@@ -132,20 +118,5 @@ pub(super) fn laid_over<T: DeserializeOwned>(
             target.extend(keys);
         }
     }
-    Value::Table(below)
-        .try_into()
-        .map_err(|error: toml::de::Error| merge_error(&error))
-}
-
-pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
-    let (section, key) = path.split_once('.')?;
-    table.get(section)?.get(key)
-}
-
-fn remove(table: &mut Table, path: &str) {
-    if let Some((section, key)) = path.split_once('.')
-        && let Some(Value::Table(keys)) = table.get_mut(section)
-    {
-        keys.remove(key);
-    }
+    section(&below)
 }

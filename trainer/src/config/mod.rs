@@ -14,7 +14,6 @@ pub mod choices;
 pub mod cli;
 
 mod batch;
-mod checks;
 mod commands;
 mod compute;
 mod data;
@@ -38,13 +37,13 @@ mod sync;
 
 pub use crate::config::choices::{
     Activations, AugmentKind, BatchNormKind, Compression, Convolution, CpuKind, CropScale,
-    DatasetKind, DeviceChoice, Figure, InputKind, Kernels, LossScaling, Monitor, OnBadImage,
-    OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, Recompute, ReductionChoice,
-    SamplerKind, ScalingKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
+    DatasetKind, DeviceChoice, Figure, InputKind, Kernels, LossScaling, ModelOption, Monitor,
+    OnBadImage, OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, Recompute,
+    ReductionChoice, SamplerKind, ScalingKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
 };
 pub use batch::BatchSection;
-pub(crate) use checks::{at_least, in_range};
-pub use commands::{BenchConfig, DoctorConfig, PredictConfig, SimulationConfig, VerifyConfig};
+pub(crate) use commands::file_name;
+pub use commands::{BenchConfig, DoctorConfig, SimulationConfig};
 pub use compute::ComputeSection;
 pub(crate) use compute::instruction_set;
 pub use data::{
@@ -52,12 +51,13 @@ pub use data::{
     TrainSplitSection,
 };
 pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
-pub use error::ConfigError;
+pub use error::{ConfigError, invalid};
 pub use eval::{EvalConfig, MeasuredSplit, WeightSource};
+pub use family::Family;
 pub(crate) use family::decided;
-pub use family::{Family, ModelOption};
 pub use netbench::NetbenchConfig;
 pub use optimizer::{AdamConfig, LossChoice, OptimizerChoice, OptimizerSection, SgdConfig};
+pub(crate) use options::in_range;
 pub use predict_scaling::{
     NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig,
 };
@@ -65,11 +65,10 @@ pub use resolve::Sections;
 pub use run::{OnNonFinite, RunSection};
 pub use scaling_method::scaling_method_name;
 pub use schedule::{ScheduleChoice, ScheduleSection};
-pub use sync::{Staleness, SyncConfig, SyncMethod, SyncSection};
+pub use sync::{Staleness, SyncConfig, SyncMethod, SyncSection, timeout};
 
 use crate::config::choices::Resolution;
 use crate::config::cli::{ModelSection, TrainArgs};
-use options::{OnResume, Scope};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -166,7 +165,7 @@ impl TrainConfig {
     ) -> Result<Self, ConfigError> {
         assert!(world_size > 0, "world_size: expected at least 1, got 0");
         let resume = args.resume;
-        let typed = file::table(&args)?;
+        let typed = args.clone();
         let model_name = family.decide(&mut args.model)?;
         let sections = Sections::decide(args, family.options, world_size)?;
         family.expect_effect(&typed, &sections)?;
@@ -340,8 +339,7 @@ impl TrainConfig {
         };
         let mut differences = Vec::new();
         for key in keys {
-            let is_fixed = options::is(key, |option| option.on_resume == OnResume::Fixed);
-            if is_fixed && old.get(key) != new.get(key) {
+            if options::is_fixed(key) && old.get(key) != new.get(key) {
                 differences.push(ConfigDifference {
                     key: key.clone(),
                     before: value(&old, key),
@@ -402,11 +400,29 @@ fn settings(args: &impl Serialize) -> Vec<(String, String)> {
 /// Returns the options that must be equal on all ranks: all but the paths, threads and device of
 /// the machine.
 fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
-    let is_local = |key: &str| options::is(key, |option| option.scope == Scope::Rank);
-    settings(args)
-        .into_iter()
-        .filter(|(key, _)| !is_local(key))
-        .collect()
+    let mut settings = settings(args);
+    settings.retain(|(key, _)| !options::is_of_rank(key));
+    settings
+}
+
+/// Implements `kind` of choices that own their options.
+macro_rules! kinds {
+    ($($choice:ident => $kind:ident { $($variant:ident),+ })+) => {$(
+        impl $choice {
+            /// Returns the choice without its options.
+            pub fn kind(&self) -> $kind {
+                match self {
+                    $(Self::$variant { .. } => $kind::$variant,)+
+                }
+            }
+        }
+    )+};
+}
+
+kinds! {
+    DatasetChoice => DatasetKind { Shapes, Cifar10, Cifar100, ImageFolder, Shards, Parquet, Synthetic, Custom }
+    OptimizerChoice => OptimizerKind { Sgd, Adamw, Lars, Lamb, Custom }
+    ScheduleChoice => ScheduleKind { Constant, Multistep, Cosine, OneCycle }
 }
 
 /// An option that differs between two configurations.

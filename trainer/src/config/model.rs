@@ -1,7 +1,6 @@
 //! The flags of residual networks.
 
-use super::checks::{conflict, invalid, missing};
-use super::error::ConfigError;
+use super::error::{ConfigError, conflict, invalid, missing};
 use crate::config::cli::ModelArgs;
 use burn_resnet::{ResNetConfig, Shortcut};
 
@@ -56,11 +55,9 @@ impl ModelArgs {
                     "add it, or give --model resnet20",
                 ));
             }
-            (None | Some("resnet"), depth) => {
-                ResNetConfig::from_name(&format!("resnet{}", depth.unwrap_or(20)))?
-            }
+            (None | Some("resnet"), depth) => named(&format!("resnet{}", depth.unwrap_or(20)))?,
             (Some(name), depth) => {
-                let network = ResNetConfig::from_name(name)?;
+                let network = named(name)?;
                 if depth.is_some_and(|depth| depth != network.depth()) {
                     return Err(conflict(
                         "--depth",
@@ -81,4 +78,9 @@ impl ModelArgs {
     pub fn name(&self) -> String {
         self.model.clone().unwrap_or_default()
     }
+}
+
+fn named(name: &str) -> Result<ResNetConfig, ConfigError> {
+    let network = ResNetConfig::from_name(name);
+    network.map_err(|error| ConfigError(format!("--model or --depth: {error}")))
 }

@@ -5,8 +5,8 @@
 //! Invariant: options that may change when a run is resumed, and options of the machine, are no
 //! part of a name.
 
+use super::choices::ModelOption;
 use super::cli::TrainArgs;
-use super::family::ModelOption;
 use super::file;
 use super::resolve::Sections;
 
@@ -60,7 +60,7 @@ pub(super) fn changes(
             // Without the option the others may contradict each other: then they were chosen for
             // it.
             let default = Sections::decide(cleared, supported, world_size)
-                .and_then(|sections| file::args(&sections));
+                .and_then(|sections| file::section::<TrainArgs>(&sections));
             let is_default = default.is_ok_and(|default| value(&default).as_ref() == Some(&given));
             (!is_default).then(|| format!("{prefix}{}", word(&given)))
         },

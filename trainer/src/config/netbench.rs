@@ -3,9 +3,9 @@
 //! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and
 //! differ.
 
-use super::checks::{at_least, in_range, invalid, no_effect};
 use super::commands::file_name;
-use super::error::ConfigError;
+use super::error::{ConfigError, invalid, no_effect, within};
+use super::options::in_range;
 use super::sync::timeout;
 use crate::config::choices::ReductionChoice;
 use crate::config::cli::NetbenchArgs;
@@ -44,10 +44,10 @@ impl NetbenchConfig {
     pub fn resolve(args: &NetbenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         let expected = format!("above 0 and at most {MOST_SECONDS}");
         let seconds = args.seconds_per_point.unwrap_or(1.0);
-        let seconds = in_range("--seconds-per-point", seconds, &expected, |seconds| {
+        let seconds = in_range("seconds-per-point", seconds, &expected, |seconds| {
             seconds > 0.0 && seconds <= MOST_SECONDS
         })?;
-        let timeout = timeout(args.timeout, 120)?;
+        let timeout = timeout(args.timeout)?;
         if timeout.as_secs_f64() <= 2.0 * seconds {
             return Err(invalid(
                 "--timeout",
@@ -76,7 +76,7 @@ impl NetbenchConfig {
         let plan = netbench::NetbenchPlan {
             sizes: sizes(args)?,
             time_per_point: Duration::from_secs_f64(seconds),
-            most_pairs: at_least("--pairs", args.pairs.unwrap_or(28), 1)?,
+            most_pairs: within("--pairs", args.pairs.unwrap_or(28), 1..=usize::MAX)?,
             ranks: ranks(args, world_size)?,
             reductions,
         };

@@ -1,15 +1,15 @@
 //! The section `[optimizer]`: optimizer, loss, and what else changes an update.
 
-use super::checks::{above_0, at_least, conflict, in_range, share};
-use super::error::ConfigError;
+use super::error::{ConfigError, conflict};
+use super::file;
 use crate::config::choices::{
     Activations, ClassWeights, LossKind, LossScaling, OptimizerKind, RateFactor,
 };
 use crate::config::cli::OptimizerArgs;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Optimizer, loss, and what else changes an update.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct OptimizerSection {
     #[serde(flatten)]
@@ -29,7 +29,7 @@ pub struct OptimizerSection {
 }
 
 /// An optimizer with the options that it takes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "optimizer",
     rename_all = "kebab-case",
@@ -66,7 +66,7 @@ pub enum OptimizerChoice {
 ///
 /// # Differs from PyTorch
 /// None with `dampening = 0`. burn's own `MomentumConfig` has a dampening of 0.1 by default.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SgdConfig {
     /// Decay of the velocity, in `[0, 1)`.
@@ -81,7 +81,7 @@ pub struct SgdConfig {
 }
 
 /// Options of adamw and lamb.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AdamConfig {
     /// Decay of the first moment, in `[0, 1)`.
@@ -97,7 +97,7 @@ pub struct AdamConfig {
 }
 
 /// A loss with the options that it takes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "loss",
     rename_all = "kebab-case",
@@ -115,68 +115,7 @@ pub enum LossChoice {
 
 impl OptimizerArgs {
     /// Applies the defaults for activations of `dtype` and refuses contradictions.
-    pub(super) fn decide(self, dtype: Activations) -> Result<OptimizerSection, ConfigError> {
-        let kind = self.optimizer.unwrap_or(OptimizerKind::Sgd);
-        let (learning_rate, epsilon, weight_decay) = match kind {
-            OptimizerKind::Sgd => (0.1, 0.0, 1e-4),
-            OptimizerKind::Lars => (1.0, 0.0, 1e-4),
-            OptimizerKind::Adamw | OptimizerKind::Custom => (1e-3, 1e-8, 0.01),
-            OptimizerKind::Lamb => (1e-3, 1e-6, 0.01),
-        };
-        let adapts = matches!(kind, OptimizerKind::Lars | OptimizerKind::Lamb);
-        let weight_decay = in_range(
-            "--weight-decay",
-            self.weight_decay.unwrap_or(weight_decay),
-            "0 or more",
-            |decay| decay >= 0.0,
-        )?;
-        let decay_norm_and_bias =
-            (weight_decay > 0.0 || adapts).then(|| self.decay_norm_and_bias.unwrap_or(!adapts));
-        let sgd = || -> Result<SgdConfig, ConfigError> {
-            let momentum = share("--momentum", self.momentum.unwrap_or(0.9))?;
-            let nesterov = self.nesterov.unwrap_or(false);
-            if nesterov && momentum == 0.0 {
-                return Err(conflict(
-                    "--nesterov",
-                    "--momentum 0",
-                    "give a momentum above 0, or --nesterov=false",
-                ));
-            }
-            Ok(SgdConfig {
-                momentum,
-                nesterov,
-                weight_decay,
-                decay_norm_and_bias,
-            })
-        };
-        let adam = || -> Result<AdamConfig, ConfigError> {
-            Ok(AdamConfig {
-                beta1: share("--beta1", self.beta1.unwrap_or(0.9))?,
-                beta2: share("--beta2", self.beta2.unwrap_or(0.999))?,
-                // A smaller value would be 0 as f32.
-                epsilon: in_range(
-                    "--epsilon",
-                    self.epsilon.unwrap_or(epsilon),
-                    "above 1e-38",
-                    |epsilon| epsilon > 1e-38,
-                )?,
-                weight_decay,
-                decay_norm_and_bias,
-            })
-        };
-        let optimizer = match kind {
-            OptimizerKind::Sgd => OptimizerChoice::Sgd(sgd()?),
-            OptimizerKind::Adamw => OptimizerChoice::Adamw(adam()?),
-            OptimizerKind::Lars => OptimizerChoice::Lars {
-                sgd: sgd()?,
-                trust_coefficient: above_0(
-                    "--trust-coefficient",
-                    self.trust_coefficient.unwrap_or(0.001),
-                )?,
-            },
-            OptimizerKind::Lamb => OptimizerChoice::Lamb(adam()?),
-            OptimizerKind::Custom => OptimizerChoice::Custom,
-        };
+    pub(super) fn decide(mut self, dtype: Activations) -> Result<OptimizerSection, ConfigError> {
         if self.clip_grad_value.is_some() && self.clip_grad_norm.is_some() {
             return Err(conflict(
                 "--clip-grad-value",
@@ -184,51 +123,41 @@ impl OptimizerArgs {
                 "choose one of them",
             ));
         }
-        for RateFactor { factor, .. } in self.learning_rate_factors.iter().flatten() {
-            let expected = "above 0 for every part";
-            in_range("--learning-rate-factors", *factor, expected, |factor| {
-                factor > 0.0
-            })?;
+        let kind = *self.optimizer.get_or_insert(OptimizerKind::Sgd);
+        let (learning_rate, epsilon, weight_decay) = match kind {
+            OptimizerKind::Sgd => (0.1, 0.0, 1e-4),
+            OptimizerKind::Lars => (1.0, 0.0, 1e-4),
+            OptimizerKind::Adamw | OptimizerKind::Custom => (1e-3, 1e-8, 0.01),
+            OptimizerKind::Lamb => (1e-3, 1e-6, 0.01),
+        };
+        // These two scale the step of each tensor.
+        let adapts = matches!(kind, OptimizerKind::Lars | OptimizerKind::Lamb);
+        self.learning_rate.get_or_insert(learning_rate);
+        let is_scaled = *self.scale_learning_rate.get_or_insert(false);
+        let reference = self.reference_batch_size.unwrap_or(128);
+        self.reference_batch_size = is_scaled.then_some(reference);
+        let momentum = *self.momentum.get_or_insert(0.9);
+        if *self.nesterov.get_or_insert(false) && momentum == 0.0 {
+            return Err(conflict(
+                "--nesterov",
+                "--momentum 0",
+                "give a momentum above 0, or --nesterov=false",
+            ));
         }
-        let scale_learning_rate = self.scale_learning_rate.unwrap_or(false);
-        let reference = at_least(
-            "--reference-batch-size",
-            self.reference_batch_size.unwrap_or(128),
-            1,
-        )?;
-        let above_0 = |option, value: Option<f64>| value.map(|value| above_0(option, value));
-        Ok(OptimizerSection {
-            optimizer,
-            learning_rate: in_range(
-                "--learning-rate",
-                self.learning_rate.unwrap_or(learning_rate),
-                "above 0",
-                |rate| rate > 0.0,
-            )?,
-            scale_learning_rate,
-            reference_batch_size: scale_learning_rate.then_some(reference),
-            loss: match self.loss.unwrap_or(LossKind::CrossEntropy) {
-                LossKind::CrossEntropy => LossChoice::CrossEntropy {
-                    label_smoothing: share(
-                        "--label-smoothing",
-                        self.label_smoothing.unwrap_or(0.0),
-                    )?,
-                    class_weights: self.class_weights,
-                },
-                LossKind::BinaryCrossEntropy => LossChoice::BinaryCrossEntropy,
-            },
-            clip_grad_norm: above_0("--clip-grad-norm", self.clip_grad_norm).transpose()?,
-            freeze: self.freeze,
-            learning_rate_factors: self
-                .learning_rate_factors
-                .filter(|_| kind != OptimizerKind::Custom),
-            clip_grad_value: above_0("--clip-grad-value", self.clip_grad_value).transpose()?,
-            ema_decay: self
-                .ema_decay
-                .map(|decay| share("--ema-decay", decay))
-                .transpose()?,
-            loss_scale: self.loss_scale.unwrap_or(LossScaling::of(dtype)),
-        })
+        self.beta1.get_or_insert(0.9);
+        self.beta2.get_or_insert(0.999);
+        self.epsilon.get_or_insert(epsilon);
+        self.trust_coefficient.get_or_insert(0.001);
+        let decays = *self.weight_decay.get_or_insert(weight_decay) > 0.0;
+        let decays_all = self.decay_norm_and_bias.unwrap_or(!adapts);
+        self.decay_norm_and_bias = (decays || adapts).then_some(decays_all);
+        self.loss.get_or_insert(LossKind::CrossEntropy);
+        self.label_smoothing.get_or_insert(0.0);
+        if kind == OptimizerKind::Custom {
+            self.learning_rate_factors = None;
+        }
+        self.loss_scale.get_or_insert(LossScaling::of(dtype));
+        file::section(&self)
     }
 }
 
@@ -239,19 +168,6 @@ impl OptimizerSection {
         match self.reference_batch_size {
             None => self.learning_rate,
             Some(reference) => self.learning_rate * global_batch_size as f64 / reference as f64,
-        }
-    }
-}
-
-impl OptimizerChoice {
-    /// Returns the choice without its options.
-    pub fn kind(&self) -> OptimizerKind {
-        match self {
-            Self::Sgd { .. } => OptimizerKind::Sgd,
-            Self::Adamw { .. } => OptimizerKind::Adamw,
-            Self::Lars { .. } => OptimizerKind::Lars,
-            Self::Lamb { .. } => OptimizerKind::Lamb,
-            Self::Custom => OptimizerKind::Custom,
         }
     }
 }

@@ -1,228 +1,215 @@
-//! The facts of each option of `train` besides its flag: one row an option.
+//! The facts of the options of `train` besides their flags.
 //!
-//! In: nothing. Out: [`OPTIONS`]; a refusal of options without effect.
-//! Invariant: the rows are the flags of `trainer train` that a TOML file may hold, in the order of
-//! `--help` (tested), with those of residual networks.
+//! In: the name of a flag, which is its key in a TOML file. Out: ranges, and the options on which it
+//! depends; refusals by them.
+//! Invariant: every name here is a flag (tested).
 
-use super::checks::no_effect;
-use super::error::ConfigError;
-use super::family::ModelOption;
+use super::error::{ConfigError, invalid, no_effect};
 use super::file;
+use super::{MAX_CLASSES, MAX_IMAGE_SIDE};
+use datasets::rand_augment::MAX_MAGNITUDE;
 use serde::Serialize;
+use std::ops::RangeInclusive;
 use toml::{Table, Value};
 
-/// The facts of an option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OptionFacts {
-    /// `section.key` as in the TOML file; the key is the flag.
-    pub key: &'static str,
-    /// The ranks that must agree on it.
-    pub scope: Scope,
-    /// Permission to change when a run is resumed.
-    pub on_resume: OnResume,
-    /// Choices that give it its meaning: a flag that changes one of them drops the file's value.
-    pub belongs_to: &'static [&'static str],
-    /// The option of a model family that it is, if not all families support it.
-    pub model_option: Option<ModelOption>,
-    /// Options without which it has no effect.
+/// Options that may differ between ranks, since each machine has its own disk, CPUs and GPUs.
+#[rustfmt::skip]
+const OF_RANK: &[&str] = &[
+    "data-dir", "download", "loader-threads", "update", "trace", "weights", "name", "output-dir", "tensorboard",
+    "tensorboard-every", "device", "input", "recompute", "cpu", "threads",
+];
+
+/// Other options that may change when a run is resumed: they do not move the parameters, or only in
+/// the order of roundings, or a warning reports that they do. A longer schedule is checked separately.
+#[rustfmt::skip]
+const FREE: &[&str] = &[
+    // The images that are left are compared as other data are.
+    "on-bad-image",
+    "grad-accum-steps", "overlap", "bucket-mib", "servers", "server-placement", "timeout", "epochs", "schedule-epochs",
+    "on-non-finite", "max-skipped-steps", "zero-gamma", "new-head", "eval-every-epochs", "patience", "monitor",
+    "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps", "warmup-steps",
+    "gradient-noise", "kernels", "convolution",
+];
+
+/// Options that get their meaning from others.
+pub(super) struct Dependent {
+    pub(super) names: &'static [&'static str],
+    /// A flag that changes one of these drops the file's values of `names`.
+    pub(super) on: &'static [&'static str],
+    /// The options without which `names` have no effect; empty if they always have one.
     needs: &'static str,
-    /// A value that needs no effect, because it asks for nothing.
-    unless: &'static str,
 }
 
-/// The ranks that must agree on an option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scope {
-    /// All ranks.
-    World,
-    /// None: each machine has its own disk, CPUs and GPUs.
-    Rank,
-}
-
-/// Permission of an option to change when a run is resumed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OnResume {
-    /// No: it changes the course of the parameters.
-    Fixed,
-    /// Yes: it does not move the parameters, or only in the order of roundings, or a warning
-    /// reports that it does. A longer schedule is checked separately.
-    Free,
-}
-
-const fn option(key: &'static str) -> OptionFacts {
-    OptionFacts {
-        key,
-        scope: Scope::World,
-        on_resume: OnResume::Fixed,
-        belongs_to: &[],
-        model_option: None,
-        needs: "",
-        unless: "",
-    }
-}
-
-impl OptionFacts {
-    const fn of_rank(self) -> Self {
-        Self {
-            scope: Scope::Rank,
-            on_resume: OnResume::Free,
-            ..self
-        }
-    }
-
-    const fn free(self) -> Self {
-        Self {
-            on_resume: OnResume::Free,
-            ..self
-        }
-    }
-
-    const fn belongs_to(self, belongs_to: &'static [&'static str]) -> Self {
-        Self { belongs_to, ..self }
-    }
-
-    const fn of_family(self, option: ModelOption) -> Self {
-        Self {
-            model_option: Some(option),
-            ..self
-        }
-    }
-
-    const fn needs(self, needs: &'static str) -> Self {
-        Self { needs, ..self }
-    }
-
-    const fn unless(self, unless: &'static str) -> Self {
-        Self { unless, ..self }
-    }
+const fn dependent(
+    names: &'static [&'static str],
+    on: &'static [&'static str],
+    needs: &'static str,
+) -> Dependent {
+    Dependent { names, on, needs }
 }
 
 const FILES: &str = "--dataset image-folder, shards or parquet";
-const FILES_OR_CIFAR: &str = "--dataset cifar10, cifar100, image-folder, shards or parquet";
-const SHAPES: &str = "--dataset shapes";
-const SYNTHETIC: &str = "--dataset synthetic";
-const ALLREDUCE: &str = "--sync allreduce";
-const SERVERS: &str = "--sync parameter-server or async-parameter-server";
-const BUILT_IN: &str = "--optimizer sgd, adamw, lars or lamb";
-const MOMENTUM: &str = "--optimizer sgd or lars";
-const MOMENTS: &str = "--optimizer adamw or lamb";
 
-/// All options.
 #[rustfmt::skip]
-pub(crate) const OPTIONS: &[OptionFacts] = &[
-    option("model.model").belongs_to(&["model.depth"]),
-    option("model.depth").belongs_to(&["model.model"]),
-    option("model.shortcut"),
-    option("data.dataset"),
-    option("data.data-dir").of_rank().belongs_to(&["data.dataset"]).needs(FILES_OR_CIFAR),
-    option("data.download").of_rank().belongs_to(&["data.dataset"]).needs("--dataset cifar10 or cifar100").unless("false"),
-    option("data.image-size").belongs_to(&["data.dataset", "data.resolution"]).needs("--dataset image-folder, shards, parquet or synthetic"),
-    option("data.resolution").belongs_to(&["data.dataset", "data.image-size"]).needs(FILES),
-    option("data.eval-resize").belongs_to(&["data.dataset", "data.image-size", "data.resolution"]).needs("--resolution"),
-    // The images that are left are compared as other data are.
-    option("data.on-bad-image").free().belongs_to(&["data.dataset"]).needs(FILES),
-    option("data.normalize-mean").belongs_to(&["data.dataset"]),
-    option("data.normalize-std").belongs_to(&["data.dataset"]),
-    option("data.shapes-test").belongs_to(&["data.dataset"]).needs(SHAPES),
-    option("data.shapes-seed").belongs_to(&["data.dataset"]).needs(SHAPES),
-    option("data.synthetic-test").belongs_to(&["data.dataset"]).needs(SYNTHETIC),
-    option("data.synthetic-classes").belongs_to(&["data.dataset"]).needs(SYNTHETIC),
-    option("data.limit-test"),
-    option("data.eval-split").belongs_to(&["data.dataset"]).needs(FILES),
-    option("data.loader-threads").of_rank(),
-    option("train-split.shapes-train").belongs_to(&["data.dataset"]).needs(SHAPES),
-    option("train-split.synthetic-train").belongs_to(&["data.dataset"]).needs(SYNTHETIC),
-    option("train-split.limit-train"),
-    option("train-split.val-fraction"),
-    option("train-split.sampler"),
-    option("train-split.augment").belongs_to(&["data.dataset"]),
-    option("train-split.crop-scale").belongs_to(&["data.dataset", "train-split.augment"]).needs("--augment resized-crop"),
-    option("train-split.rand-augment").belongs_to(&["data.dataset", "train-split.augment"]).needs("--augment resized-crop"),
-    option("train-split.mixup"),
-    option("train-split.cutmix"),
-    option("train-split.drop-last"),
-    option("batch.global-batch-size").belongs_to(&["batch.batch-size-per-rank"]),
-    option("batch.batch-size-per-rank").belongs_to(&["batch.global-batch-size"]),
-    option("batch.grad-accum-steps").free(),
-    option("batch.batch-norm"),
-    option("sync.sync"),
-    option("sync.reduction").belongs_to(&["sync.sync", "sync.compress"]).needs(ALLREDUCE),
-    option("sync.virtual-shards").belongs_to(&["sync.sync", "sync.reduction", "sync.compress"]).needs("--reduction exact"),
-    option("sync.overlap").free(),
-    option("sync.bucket-mib").free(),
-    option("sync.update").of_rank().belongs_to(&["compute.device"]),
-    option("sync.compress").belongs_to(&["sync.sync", "sync.reduction"]).needs(ALLREDUCE).unless("none"),
-    option("sync.compress-warmup-steps").belongs_to(&["sync.sync", "sync.reduction", "sync.compress"]).needs("--compress powersgd or topk"),
-    option("sync.servers").belongs_to(&["sync.sync"]).free().needs(SERVERS),
-    option("sync.server-placement").belongs_to(&["sync.sync"]).free().needs(SERVERS),
-    option("sync.staleness").belongs_to(&["sync.sync"]).needs("--sync async-parameter-server"),
-    option("sync.every").belongs_to(&["sync.sync"]).needs("--sync local-sgd"),
-    option("sync.from-step").belongs_to(&["sync.sync"]).needs("--sync post-local-sgd"),
-    option("sync.timeout").free(),
-    option("sync.trace").of_rank(),
-    option("optimizer.optimizer"),
-    option("optimizer.learning-rate").belongs_to(&["optimizer.optimizer"]),
-    option("optimizer.scale-learning-rate"),
-    option("optimizer.reference-batch-size").belongs_to(&["optimizer.scale-learning-rate"]).needs("--scale-learning-rate"),
-    option("optimizer.momentum").belongs_to(&["optimizer.optimizer"]).needs(MOMENTUM),
-    option("optimizer.nesterov").belongs_to(&["optimizer.optimizer"]).needs(MOMENTUM),
-    option("optimizer.beta1").belongs_to(&["optimizer.optimizer"]).needs(MOMENTS),
-    option("optimizer.beta2").belongs_to(&["optimizer.optimizer"]).needs(MOMENTS),
-    option("optimizer.epsilon").belongs_to(&["optimizer.optimizer"]).needs(MOMENTS),
-    option("optimizer.trust-coefficient").belongs_to(&["optimizer.optimizer"]).needs("--optimizer lars"),
-    option("optimizer.weight-decay").belongs_to(&["optimizer.optimizer"]).needs(BUILT_IN),
-    option("optimizer.decay-norm-and-bias").belongs_to(&["optimizer.optimizer"]).needs("a --weight-decay above 0").unless("true"),
-    option("optimizer.loss"),
-    option("optimizer.label-smoothing").belongs_to(&["optimizer.loss"]).needs("--loss cross-entropy"),
-    option("optimizer.class-weights").belongs_to(&["optimizer.loss"]).needs("--loss cross-entropy"),
-    option("optimizer.clip-grad-norm"),
-    option("optimizer.freeze"),
-    option("optimizer.learning-rate-factors").needs(BUILT_IN),
-    option("optimizer.clip-grad-value"),
-    option("optimizer.ema-decay"),
-    option("optimizer.loss-scale").belongs_to(&["compute.dtype"]),
-    option("schedule.epochs").free(),
-    option("schedule.schedule-epochs").free().belongs_to(&["schedule.schedule"]).needs("--schedule cosine or one-cycle, or a --resolution that changes"),
-    option("schedule.schedule"),
-    option("schedule.warmup-epochs"),
-    option("schedule.warmup-start-factor").needs("warmup (--warmup-epochs above 0)"),
-    option("schedule.milestones").belongs_to(&["schedule.schedule"]).needs("--schedule multistep"),
-    option("schedule.gamma").belongs_to(&["schedule.schedule"]).needs("--schedule multistep"),
-    option("run.on-non-finite").free(),
-    option("run.max-skipped-steps").free().belongs_to(&["run.on-non-finite"]).needs("--on-non-finite skip"),
-    option("run.seed"),
-    option("run.zero-gamma").free().of_family(ModelOption::ZeroGamma),
-    option("run.weights").of_rank(),
-    option("run.new-head").free().belongs_to(&["run.weights"]).needs("--weights").unless("false"),
-    option("run.name").of_rank(),
-    option("run.output-dir").of_rank(),
-    option("run.eval-every-epochs").free(),
-    option("run.patience").free(),
-    option("run.monitor").free(),
-    option("run.checkpoint-every-epochs").free(),
-    option("run.checkpoint-every-steps").free(),
-    option("run.keep-checkpoints").free(),
-    option("run.log-every-steps").free(),
-    option("run.tensorboard").of_rank(),
-    option("run.tensorboard-every").of_rank().needs("--tensorboard"),
-    option("run.warmup-steps").free(),
-    option("run.gradient-noise").free(),
-    option("compute.device").of_rank(),
-    option("compute.input").of_rank().belongs_to(&["compute.device"]),
-    option("compute.kernels").free().of_family(ModelOption::Kernels),
-    option("compute.dtype").of_family(ModelOption::Dtype),
-    option("compute.convolution").free().belongs_to(&["compute.device", "compute.kernels", "compute.dtype"]).of_family(ModelOption::Convolution),
-    option("compute.recompute").of_rank().belongs_to(&["compute.device", "compute.kernels", "compute.dtype"]).of_family(ModelOption::Recompute),
-    option("compute.cpu").of_rank().of_family(ModelOption::Cpu),
-    option("compute.threads").of_rank(),
+pub(super) const DEPENDENT: &[Dependent] = &[
+    dependent(&["model"], &["depth"], ""),
+    dependent(&["depth"], &["model"], ""),
+    dependent(&["data-dir"], &["dataset"], "--dataset cifar10, cifar100, image-folder, shards or parquet"),
+    dependent(&["download"], &["dataset"], "--dataset cifar10 or cifar100"),
+    dependent(&["image-size"], &["dataset", "resolution"], "--dataset image-folder, shards, parquet or synthetic"),
+    dependent(&["resolution"], &["dataset", "image-size"], FILES),
+    dependent(&["eval-resize"], &["dataset", "image-size", "resolution"], "--resolution"),
+    dependent(&["on-bad-image", "eval-split"], &["dataset"], FILES),
+    dependent(&["shapes-test", "shapes-seed", "shapes-train"], &["dataset"], "--dataset shapes"),
+    dependent(&["synthetic-test", "synthetic-classes", "synthetic-train"], &["dataset"], "--dataset synthetic"),
+    dependent(&["normalize-mean", "normalize-std", "augment"], &["dataset"], ""),
+    dependent(&["crop-scale", "rand-augment"], &["dataset", "augment"], "--augment resized-crop"),
+    dependent(&["global-batch-size"], &["batch-size-per-rank"], ""),
+    dependent(&["batch-size-per-rank"], &["global-batch-size"], ""),
+    dependent(&["reduction"], &["sync", "compress"], "--sync allreduce"),
+    dependent(&["virtual-shards"], &["sync", "reduction", "compress"], "--reduction exact"),
+    dependent(&["compress"], &["sync", "reduction"], "--sync allreduce"),
+    dependent(&["compress-warmup-steps"], &["sync", "reduction", "compress"], "--compress powersgd or topk"),
+    dependent(&["servers", "server-placement"], &["sync"], "--sync parameter-server or async-parameter-server"),
+    dependent(&["staleness"], &["sync"], "--sync async-parameter-server"),
+    dependent(&["every"], &["sync"], "--sync local-sgd"),
+    dependent(&["from-step"], &["sync"], "--sync post-local-sgd"),
+    dependent(&["learning-rate"], &["optimizer"], ""),
+    dependent(&["reference-batch-size"], &["scale-learning-rate"], "--scale-learning-rate"),
+    dependent(&["momentum", "nesterov"], &["optimizer"], "--optimizer sgd or lars"),
+    dependent(&["beta1", "beta2", "epsilon"], &["optimizer"], "--optimizer adamw or lamb"),
+    dependent(&["trust-coefficient"], &["optimizer"], "--optimizer lars"),
+    dependent(&["weight-decay"], &["optimizer"], "--optimizer sgd, adamw, lars or lamb"),
+    dependent(&["decay-norm-and-bias"], &["optimizer"], "a --weight-decay above 0"),
+    dependent(&["learning-rate-factors"], &[], "--optimizer sgd, adamw, lars or lamb"),
+    dependent(&["label-smoothing", "class-weights"], &["loss"], "--loss cross-entropy"),
+    dependent(&["loss-scale"], &["dtype"], ""),
+    dependent(&["schedule-epochs"], &["schedule"], "--schedule cosine or one-cycle, or a --resolution that changes"),
+    dependent(&["warmup-start-factor"], &[], "warmup (--warmup-epochs above 0)"),
+    dependent(&["milestones", "gamma"], &["schedule"], "--schedule multistep"),
+    dependent(&["max-skipped-steps"], &["on-non-finite"], "--on-non-finite skip"),
+    dependent(&["new-head"], &["weights"], "--weights"),
+    dependent(&["tensorboard-every"], &[], "--tensorboard"),
+    dependent(&["update", "input"], &["device"], ""),
+    dependent(&["convolution", "recompute"], &["device", "kernels", "dtype"], ""),
 ];
 
-/// Returns true if the row of this key `says` so. Flags of custom models have no row: they are for
-/// all ranks and the whole run. Other keys without a row are not part of a run.
-pub(super) fn is(key: &str, says: impl Fn(&OptionFacts) -> bool) -> bool {
-    let row = OPTIONS.iter().find(|option| option.key == key).copied();
-    row.or_else(|| key.starts_with("model.").then_some(option("model")))
-        .is_some_and(|row| says(&row))
+/// Values that need no effect, because they ask for nothing.
+const ASKS_NOTHING: [(&str, &str); 4] = [
+    ("download", "false"),
+    ("compress", "none"),
+    ("decay-norm-and-bias", "true"),
+    ("new-head", "false"),
+];
+
+/// Options with whole numbers of a range.
+#[rustfmt::skip]
+const WHOLE: [(&[&str], RangeInclusive<i64>); 7] = [
+    (&["shapes-test", "shapes-train", "synthetic-test", "synthetic-train"], 1..=1 << 24),
+    (&["synthetic-classes", "num-classes"], 2..=MAX_CLASSES as i64),
+    (&["image-size"], 8..=MAX_IMAGE_SIDE as i64),
+    (&["loader-threads"], 0..=1 << 10),
+    (&["threads"], 1..=1 << 10),
+    (&["batch-size-per-rank"], 1..=1 << 20),
+    (&[
+        "limit-test", "limit-train", "global-batch-size", "grad-accum-steps", "servers", "every", "from-step", "timeout",
+        "reference-batch-size", "epochs", "schedule-epochs", "eval-every-epochs", "patience", "checkpoint-every-epochs",
+        "checkpoint-every-steps", "keep-checkpoints", "log-every-steps", "tensorboard-every", "steps",
+    ], 1..=i64::MAX),
+];
+
+/// Options with numbers of a range, and its description.
+type Fractions = (&'static [&'static str], &'static str, fn(f64) -> bool);
+
+#[rustfmt::skip]
+const FRACTIONS: [Fractions; 9] = [
+    (&["learning-rate", "trust-coefficient", "clip-grad-norm", "clip-grad-value", "gamma"], "above 0", |x| x > 0.0),
+    (&["momentum", "beta1", "beta2", "label-smoothing", "ema-decay"], "0 up to but not 1", |x| (0.0..1.0).contains(&x)),
+    // A smaller value would be 0 as f32.
+    (&["epsilon"], "above 1e-38", |x| x > 1e-38),
+    (&["weight-decay"], "0 or more", |x| x >= 0.0),
+    (&["warmup-start-factor"], "0 to 1", |x| (0.0..=1.0).contains(&x)),
+    (&["val-fraction"], "above 0 and below 1", |x| x > 0.0 && x < 1.0),
+    (&["rand-augment"], "0 to 10", |x| (0.0..=MAX_MAGNITUDE).contains(&x)),
+    (&["mixup", "cutmix"], "above 0 and at most 100", |x| x > 0.0 && x <= 100.0),
+    (&["bucket-mib"], "0.001 to 4096 MiB", |x| (0.001..=4096.0).contains(&x)),
+];
+
+/// Returns the name of the flag of `section.key`, or of `--key`.
+fn name(key: &str) -> &str {
+    key.trim_start_matches("--")
+        .rsplit('.')
+        .next()
+        .unwrap_or(key)
+}
+
+/// Returns true if ranks may differ in this option.
+pub(super) fn is_of_rank(key: &str) -> bool {
+    OF_RANK.contains(&name(key))
+}
+
+/// Returns true if a resumed run keeps this option.
+pub(super) fn is_fixed(key: &str) -> bool {
+    !is_of_rank(key) && !FREE.contains(&name(key))
+}
+
+/// Returns the flags of a command, those of sections included, by name.
+fn flags(table: &Table) -> impl Iterator<Item = (&str, &Value)> {
+    let of_sections = table.values().filter_map(Value::as_table).flatten();
+    let of_none = table.iter().filter(|(_, value)| !value.is_table());
+    let all = of_none.chain(of_sections);
+    all.map(|(name, value)| (name.as_str(), value))
+}
+
+/// Returns the value of a flag, in any section.
+pub(super) fn get<'a>(table: &'a Table, name: &str) -> Option<&'a Value> {
+    flags(table).find_map(|(flag, value)| (flag == name).then_some(value))
+}
+
+/// Refuses numbers outside of their ranges.
+pub(super) fn expect_ranges(typed: &impl Serialize) -> Result<(), ConfigError> {
+    let typed = file::table(typed)?;
+    for (flag, value) in flags(&typed) {
+        match value {
+            Value::Integer(number) => {
+                let row = WHOLE.iter().find(|(names, _)| names.contains(&flag));
+                if let Some((_, range)) = row.filter(|(_, range)| !range.contains(number)) {
+                    let expected = match (range.start(), range.end()) {
+                        (least, &i64::MAX) => format!("at least {least}"),
+                        (least, most) => format!("{least} to {most}"),
+                    };
+                    return Err(invalid(format!("--{flag}"), expected, number));
+                }
+            }
+            Value::Float(number) => {
+                let row = FRACTIONS.iter().find(|(names, ..)| names.contains(&flag));
+                if let Some((_, expected, accepts)) = row {
+                    in_range(flag, *number, expected, accepts)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Returns `value` if it is finite and `accepts` it.
+pub(crate) fn in_range(
+    flag: &str,
+    value: f64,
+    expected: &str,
+    accepts: impl Fn(f64) -> bool,
+) -> Result<f64, ConfigError> {
+    if accepts(value) && value.is_finite() {
+        return Ok(value);
+    }
+    let finite = if accepts(value) {
+        "a finite number "
+    } else {
+        ""
+    };
+    let expected = format!("{finite}{expected}");
+    Err(invalid(format!("--{flag}"), expected, value))
 }
 
 /// Refuses the first option that was `typed` and is absent from what was `decided`, since it has no
@@ -233,28 +220,25 @@ pub(super) fn expect_effect(
 ) -> Result<(), ConfigError> {
     let typed = file::table(typed)?;
     let decided = file::table(decided)?;
-    let mut vain = OPTIONS.iter().filter(|option| !option.needs.is_empty());
-    match vain.find(|option| option.is_in_vain(&typed, &decided)) {
-        None => Ok(()),
-        Some(OptionFacts { key, needs, .. }) => Err(no_effect(
-            flag(key),
-            format!("without {needs}"),
-            format!("set {needs}, or remove {}", flag(key)),
-        )),
+    for Dependent { names, needs, .. } in DEPENDENT.iter().filter(|row| !row.needs.is_empty()) {
+        if let Some(name) = names.iter().find(|name| is_in_vain(name, &typed, &decided)) {
+            return Err(no_effect(
+                format!("--{name}"),
+                format!("without {needs}"),
+                format!("set {needs}, or remove --{name}"),
+            ));
+        }
     }
+    Ok(())
 }
 
-impl OptionFacts {
-    /// Returns true if `typed` has a value that asks for something, and `decided` has none.
-    pub(super) fn is_in_vain(&self, typed: &Table, decided: &Table) -> bool {
-        let asks = |value: &Value| value.to_string().trim_matches('"') != self.unless;
-        file::get(typed, self.key).is_some_and(asks) && file::get(decided, self.key).is_none()
-    }
-}
-
-/// Returns the flag of a key.
-pub(super) fn flag(key: &str) -> String {
-    format!("--{}", key.rsplit('.').next().unwrap_or(key))
+/// Returns true if `typed` has a value that asks for something, and `decided` has none.
+pub(super) fn is_in_vain(name: &str, typed: &Table, decided: &Table) -> bool {
+    let asks = |value: &Value| {
+        let value = value.to_string();
+        !ASKS_NOTHING.contains(&(name, value.trim_matches('"')))
+    };
+    get(typed, name).is_some_and(asks) && get(decided, name).is_none()
 }
 
 #[cfg(test)]
@@ -263,37 +247,27 @@ mod tests {
     use crate::config::cli::Cli;
     use clap::CommandFactory;
 
-    /// The heading of `--help` over the flags of a section.
-    fn heading(section: &str) -> &str {
-        match section {
-            "train-split" => "Train split",
-            "sync" => "Synchronisation",
-            _ => section,
-        }
-    }
-
     #[test]
-    fn the_rows_are_the_flags_of_train_that_a_file_may_hold() {
+    fn every_name_in_the_tables_is_a_flag() {
         let cli = Cli::command();
-        let train = cli.find_subcommand("train").unwrap();
-        let flag = |argument: &clap::Arg| {
-            Some((
-                argument.get_help_heading()?.to_lowercase(),
-                argument.get_long()?.to_owned(),
-            ))
-        };
-        let flags: Vec<_> = train.get_arguments().filter_map(flag).collect();
-        let row = |option: &OptionFacts| {
-            let (section, key) = option.key.split_once('.').unwrap();
-            (heading(section).to_lowercase(), key.to_owned())
-        };
-        assert_eq!(OPTIONS.iter().map(row).collect::<Vec<_>>(), flags);
-    }
-
-    #[test]
-    fn what_an_option_belongs_to_is_an_option() {
-        for choice in OPTIONS.iter().flat_map(|option| option.belongs_to) {
-            assert!(is(choice, |_| true), "{choice}");
+        let flags: Vec<&str> = cli
+            .get_subcommands()
+            .flat_map(|command| command.get_arguments())
+            .filter_map(|argument| argument.get_long())
+            .collect();
+        let dependent = DEPENDENT
+            .iter()
+            .flat_map(|row| row.names.iter().chain(row.on));
+        let whole = WHOLE.iter().flat_map(|(names, _)| *names);
+        let fractions = FRACTIONS.iter().flat_map(|(names, ..)| *names);
+        let names = OF_RANK
+            .iter()
+            .chain(FREE)
+            .chain(dependent)
+            .chain(whole)
+            .chain(fractions);
+        for name in names {
+            assert!(flags.contains(name), "{name}");
         }
     }
 }

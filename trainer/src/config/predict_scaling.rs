@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 
 use simulate::{Link, NetworkModel};
 
-use super::checks::{at_least, invalid, no_effect};
 use super::commands::{BenchConfig, MAX_SIMULATED, file_name, network_model, simulated_ranks};
-use super::error::ConfigError;
+use super::error::{ConfigError, invalid, no_effect, within};
 use super::family::Family;
 use super::netbench::names_a_measurement;
 use super::scaling_method::scaling_method;
@@ -241,7 +240,7 @@ fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, 
 fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError> {
     let ranks_per_node = args
         .ranks_per_node
-        .map(|ranks| at_least("--ranks-per-node", ranks, 1))
+        .map(|ranks| within("--ranks-per-node", ranks, 1..=MAX_SIMULATED))
         .transpose()?;
     let given = args
         .network
@@ -363,7 +362,7 @@ mod tests {
                 1,
                 "--batch-size-per-rank has",
             ),
-            ("--ranks 0", 1, "--ranks: expected 1 to 4096 ranks, got 0"),
+            ("--ranks 0", 1, "--ranks: expected 1 to 4096, got 0"),
             ("--profile a,b", 1, "without --scaling strong"),
             ("", 2, "without mpirun or srun, got 2 ranks"),
         ] {

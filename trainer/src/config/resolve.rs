@@ -5,16 +5,17 @@
 //! machine: all ranks decide alike, and a saved configuration can be read anywhere.
 
 use super::batch::BatchSection;
-use super::checks::{conflict, invalid, no_effect};
 use super::compute::ComputeSection;
 use super::data::{DataSection, TrainSplitSection};
-use super::error::ConfigError;
-use super::family::ModelOption;
-use super::optimizer::{OptimizerChoice, OptimizerSection};
+use super::error::{ConfigError, conflict, invalid, no_effect};
+use super::optimizer::OptimizerSection;
+use super::options::expect_ranges;
 use super::run::{OnNonFinite, RunSection};
 use super::schedule::ScheduleSection;
 use super::sync::{SyncMethod, SyncSection};
-use crate::config::choices::{BatchNormKind, InputKind, OptimizerKind, Resolution, SyncKind};
+use crate::config::choices::{
+    BatchNormKind, InputKind, ModelOption, OptimizerKind, Resolution, SyncKind,
+};
 use crate::config::cli::{ModelSection, TrainArgs};
 use serde::Serialize;
 
@@ -41,11 +42,11 @@ impl Sections {
         supported: &[ModelOption],
         world_size: usize,
     ) -> Result<Self, ConfigError> {
+        expect_ranges(&args)?;
         let data = args.data.decide()?;
         let dataset = data.dataset.kind();
         let compute = args.compute.decide(supported)?;
         let sync = args.sync.decide(world_size, compute.device)?;
-        args.batch.expect_method(&sync.method)?;
         let num_workers = sync.method.num_workers(world_size);
         let has_planned_sizes = data.resolution().is_some_and(Resolution::depends_on_epochs);
         let sections = Self {
@@ -65,142 +66,78 @@ impl Sections {
 
     /// Refuses options of different sections that contradict each other.
     fn expect_compatible(&self, world_size: usize) -> Result<(), ConfigError> {
-        let kind = self.sync.method.kind();
+        let Self {
+            batch,
+            optimizer,
+            train_split,
+            ..
+        } = self;
+        let method = &self.sync.method;
+        let kind = method.kind();
         let sums = kind == SyncKind::Allreduce;
         let waits = sums || kind == SyncKind::ParameterServer;
-        let serves = matches!(
-            kind,
-            SyncKind::ParameterServer | SyncKind::AsyncParameterServer
-        );
-        let sync = format!("--sync {kind}");
-        let update = "--update device, the default of --device cuda";
-        let input = "--input device, the default of --device cuda";
+        let serves = matches!(method, SyncMethod::ParameterServer { .. });
         let on_device = self
             .sync
             .config(self.compute.device)
             .updates_on_device(world_size);
         let makes_images = self.compute.input == InputKind::Device;
-        let optimizer = self.optimizer.optimizer.kind();
-        let factors = self.optimizer.learning_rate_factors.is_some();
-        let averages = self.optimizer.ema_decay.is_some();
-        let skips = matches!(self.run.on_non_finite, OnNonFinite::Skip { .. });
+        let syncs_norm = batch.batch_norm == BatchNormKind::Sync;
+        let noise = self.run.gradient_noise;
+        let compression = method.compression();
+        let algorithm = optimizer.optimizer.kind();
+        let update_in_place = matches!(algorithm, OptimizerKind::Sgd | OptimizerKind::Adamw);
+
+        let sync: &str = &format!("--sync {kind}");
+        let compress: &str = &format!("--compress {compression}");
+        let algorithm_flag: &str = &format!("--optimizer {algorithm}");
+        self.sync
+            .expect_compatible(batch.batch_norm, optimizer.loss_scale)?;
+        let update = "--update device, the default of --device cuda";
+        let input = "--input device, the default of --device cuda";
+        let mixing = "images are mixed in main memory; give --input host";
         let clipping = "only --sync allreduce has the whole mean gradient before the update";
-        self.sync.expect_batch_norm(self.batch.batch_norm)?;
+        #[rustfmt::skip]
         let contradictions = [
-            (
-                !sums && optimizer != OptimizerKind::Sgd,
-                format!("--optimizer {optimizer}"),
-                sync.as_str(),
-                "parameter servers and local SGD support only --optimizer sgd; use --sync allreduce",
-            ),
-            (
-                serves && factors,
-                "--learning-rate-factors".to_owned(),
-                &sync,
-                "servers update all parameters alike; use --sync allreduce or local-sgd",
-            ),
-            (
-                !waits && averages,
-                "--ema-decay".to_owned(),
-                &sync,
-                "parameters differ between its ranks after a step; use --sync allreduce or parameter-server",
-            ),
-            (
-                !sums && self.optimizer.clip_grad_norm.is_some(),
-                "--clip-grad-norm".to_owned(),
-                &sync,
-                clipping,
-            ),
-            (
-                !sums && self.optimizer.clip_grad_value.is_some(),
-                "--clip-grad-value".to_owned(),
-                &sync,
-                clipping,
-            ),
-            (
-                !sums && skips,
-                "--on-non-finite skip".to_owned(),
-                &sync,
-                "only with --sync allreduce can all ranks skip a step before it is made",
-            ),
-            (
-                on_device
-                    && !matches!(
-                        self.optimizer.optimizer,
-                        OptimizerChoice::Sgd { .. } | OptimizerChoice::Adamw { .. }
-                    ),
-                format!("--optimizer {optimizer}"),
-                update,
-                "devices update by sgd or adamw; give --update host",
-            ),
-            (
-                on_device && factors,
-                "--learning-rate-factors".to_owned(),
-                update,
-                "devices update all parameters alike; give --update host",
-            ),
-            (
-                on_device && averages,
-                "--ema-decay".to_owned(),
-                update,
-                "the average is kept in main memory; give --update host",
-            ),
-            (
-                makes_images && self.train_split.mixup.is_some(),
-                "--mixup".to_owned(),
-                input,
-                "images are mixed in main memory; give --input host",
-            ),
-            (
-                makes_images && self.train_split.cutmix.is_some(),
-                "--cutmix".to_owned(),
-                input,
-                "images are mixed in main memory; give --input host",
-            ),
+            (!sums && algorithm != OptimizerKind::Sgd, algorithm_flag, sync,
+             "parameter servers and local SGD support only --optimizer sgd; use --sync allreduce"),
+            (serves && optimizer.learning_rate_factors.is_some(), "--learning-rate-factors", sync,
+             "servers update all parameters alike; use --sync allreduce or local-sgd"),
+            (!waits && optimizer.ema_decay.is_some(), "--ema-decay", sync,
+             "parameters differ between its ranks after a step; use --sync allreduce or parameter-server"),
+            (!sums && optimizer.clip_grad_norm.is_some(), "--clip-grad-norm", sync, clipping),
+            (!sums && optimizer.clip_grad_value.is_some(), "--clip-grad-value", sync, clipping),
+            (!sums && self.run.on_non_finite != OnNonFinite::Stop, "--on-non-finite skip", sync,
+             "only with --sync allreduce can all ranks skip a step before it is made"),
+            (on_device && !update_in_place, algorithm_flag, update, "devices update by sgd or adamw; give --update host"),
+            (on_device && optimizer.learning_rate_factors.is_some(), "--learning-rate-factors", update,
+             "devices update all parameters alike; give --update host"),
+            (on_device && optimizer.ema_decay.is_some(), "--ema-decay", update,
+             "the average is kept in main memory; give --update host"),
+            (makes_images && train_split.mixup.is_some(), "--mixup", input, mixing),
+            (makes_images && train_split.cutmix.is_some(), "--cutmix", input, mixing),
+            (noise && syncs_norm && world_size > 1, "--gradient-noise", "--batch-norm sync",
+             "the gradient of a rank is not that of a small batch there; measure with --batch-norm local"),
+            (noise && compression.is_some(), "--gradient-noise", compress,
+             "a compressed sum is not the sum of the ranks' gradients; remove one of them"),
+            (noise && on_device, "--gradient-noise", "--update device",
+             "gradients are summed on the device; give --update host"),
+            (noise && !sums, "--gradient-noise", sync,
+             "no rank has the sum of all gradients; use --sync allreduce"),
         ];
         for (is_so, option, other, remedy) in contradictions {
             if is_so {
                 return Err(conflict(option, other, remedy));
             }
         }
-        self.sync.expect_loss_scale(self.optimizer.loss_scale)?;
-        self.expect_noise(world_size, on_device)
-    }
-
-    /// Refuses to measure the noise of gradients where a step lacks the gradients of small batches.
-    fn expect_noise(&self, world_size: usize, on_device: bool) -> Result<(), ConfigError> {
-        if !self.run.gradient_noise {
-            return Ok(());
+        if noise && batch.parts(method, method.num_workers(world_size)) < 2 {
+            return Err(no_effect(
+                "--gradient-noise",
+                "with one pass a step, whose gradient is the sum",
+                "train on several ranks, or give --grad-accum-steps 2 or more",
+            ));
         }
-        let method = &self.sync.method;
-        let num_parts = self.batch.parts(method, method.num_workers(world_size));
-        let (other, remedy) = match method {
-            _ if world_size > 1 && self.batch.batch_norm == BatchNormKind::Sync => (
-                "--batch-norm sync".to_owned(),
-                "the gradient of a rank is not that of a small batch there; measure with --batch-norm local",
-            ),
-            SyncMethod::Allreduce { compression, .. } if compression.is_some() => (
-                format!("--compress {compression}"),
-                "a compressed sum is not the sum of the ranks' gradients; remove one of them",
-            ),
-            SyncMethod::Allreduce { .. } if on_device => (
-                "--update device".to_owned(),
-                "gradients are summed on the device; give --update host",
-            ),
-            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } if num_parts < 2 => {
-                return Err(no_effect(
-                    "--gradient-noise",
-                    "with one pass a step, whose gradient is the sum",
-                    "train on several ranks, or give --grad-accum-steps 2 or more",
-                ));
-            }
-            SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. } => return Ok(()),
-            method => (
-                format!("--sync {}", method.kind()),
-                "no rank has the sum of all gradients; use --sync allreduce",
-            ),
-        };
-        Err(conflict("--gradient-noise", other, remedy))
+        Ok(())
     }
 
     /// Refuses features that this program or CPU lacks, empty paths, and paths that the files of a

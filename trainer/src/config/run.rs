@@ -1,18 +1,14 @@
 //! The section `[run]`: start, output and cadence.
 
-use super::checks::{at_least, at_least_one, invalid, no_effect};
-use super::error::ConfigError;
-use super::family::ModelOption;
-use crate::config::choices::{Monitor, OnNonFiniteKind};
+use super::error::{ConfigError, invalid, no_effect};
+use super::file;
+use crate::config::choices::{ModelOption, Monitor, OnNonFiniteKind};
 use crate::config::cli::RunArgs;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Default of `--max-skipped-steps`: enough for a bad file, too few for a run that has diverged.
-const MAX_SKIPPED_STEPS: u64 = 10;
-
 /// Start, output and cadence of a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunSection {
     #[serde(flatten)]
@@ -21,7 +17,7 @@ pub struct RunSection {
     /// Absent for families without that option.
     pub zero_gamma: Option<bool>,
     pub weights: Option<PathBuf>,
-    #[serde(skip_serializing_if = "is_off")]
+    #[serde(default, skip_serializing_if = "is_off")]
     pub new_head: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -36,12 +32,12 @@ pub struct RunSection {
     pub tensorboard: Option<PathBuf>,
     pub tensorboard_every: Option<u64>,
     pub warmup_steps: u64,
-    #[serde(skip_serializing_if = "is_off")]
+    #[serde(default, skip_serializing_if = "is_off")]
     pub gradient_noise: bool,
 }
 
 /// Treatment of a loss or gradient that is not finite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     tag = "on-non-finite",
     rename_all = "kebab-case",
@@ -63,7 +59,7 @@ fn is_off(switch: &bool) -> bool {
 
 impl RunArgs {
     /// Applies the defaults and refuses contradictions. `supported`: options of the model's family.
-    pub(super) fn decide(self, supported: &[ModelOption]) -> Result<RunSection, ConfigError> {
+    pub(super) fn decide(mut self, supported: &[ModelOption]) -> Result<RunSection, ConfigError> {
         if self.zero_gamma == Some(true) && self.weights.is_some() {
             return Err(no_effect(
                 "--zero-gamma",
@@ -86,48 +82,24 @@ impl RunArgs {
                 return Err(invalid("--name", expected, name));
             }
         }
-        let tensorboard_every = at_least_one("--tensorboard-every", self.tensorboard_every)?;
-        Ok(RunSection {
-            on_non_finite: match self.on_non_finite.unwrap_or(OnNonFiniteKind::Stop) {
-                OnNonFiniteKind::Stop => OnNonFinite::Stop,
-                OnNonFiniteKind::Skip => OnNonFinite::Skip {
-                    max_skipped_steps: self.max_skipped_steps.unwrap_or(MAX_SKIPPED_STEPS),
-                },
-            },
-            seed: self.seed.unwrap_or(0),
-            zero_gamma: supported
-                .contains(&ModelOption::ZeroGamma)
-                .then(|| self.zero_gamma.unwrap_or(false)),
-            new_head: self.weights.is_some() && self.new_head.unwrap_or(false),
-            weights: self.weights,
-            name: self.name,
-            output_dir: self.output_dir,
-            eval_every_epochs: at_least(
-                "--eval-every-epochs",
-                self.eval_every_epochs.unwrap_or(1),
-                1,
-            )?,
-            patience: at_least_one("--patience", self.patience)?,
-            monitor: self.monitor,
-            checkpoint_every_epochs: at_least(
-                "--checkpoint-every-epochs",
-                self.checkpoint_every_epochs.unwrap_or(1),
-                1,
-            )?,
-            checkpoint_every_steps: at_least_one(
-                "--checkpoint-every-steps",
-                self.checkpoint_every_steps,
-            )?,
-            keep_checkpoints: at_least(
-                "--keep-checkpoints",
-                self.keep_checkpoints.unwrap_or(2),
-                1,
-            )?,
-            log_every_steps: at_least("--log-every-steps", self.log_every_steps.unwrap_or(50), 1)?,
-            tensorboard_every: tensorboard_every.filter(|_| self.tensorboard.is_some()),
-            tensorboard: self.tensorboard,
-            warmup_steps: self.warmup_steps.unwrap_or(5),
-            gradient_noise: self.gradient_noise.unwrap_or(false),
-        })
+        self.on_non_finite.get_or_insert(OnNonFiniteKind::Stop);
+        // Enough for a bad file, too few for a run that has diverged.
+        self.max_skipped_steps.get_or_insert(10);
+        self.seed.get_or_insert(0);
+        self.zero_gamma = supported
+            .contains(&ModelOption::ZeroGamma)
+            .then(|| self.zero_gamma.unwrap_or(false));
+        if self.weights.is_none() {
+            self.new_head = None;
+        }
+        self.eval_every_epochs.get_or_insert(1);
+        self.checkpoint_every_epochs.get_or_insert(1);
+        self.keep_checkpoints.get_or_insert(2);
+        self.log_every_steps.get_or_insert(50);
+        if self.tensorboard.is_none() {
+            self.tensorboard_every = None;
+        }
+        self.warmup_steps.get_or_insert(5);
+        file::section(&self)
     }
 }

@@ -4,8 +4,9 @@
 //! Invariant: saved flags are decided and checked as typed ones are, except for what depends on the
 //! machine.
 
+use super::choices::ModelOption;
 use super::cli::TrainArgs;
-use super::family::{Family, ModelOption};
+use super::family::Family;
 use super::{Sections, TrainConfig};
 use anyhow::{Error, Result, ensure};
 use serde::{Deserialize, Serialize};

@@ -5,10 +5,8 @@
 //! [`scaling_method_name`] writes is read as the same method.
 
 use clap::ValueEnum;
-use std::collections::BTreeMap;
 
-use super::checks::invalid;
-use super::error::ConfigError;
+use super::error::{ConfigError, invalid};
 use super::options;
 use super::sync::{SyncConfig, SyncMethod};
 use crate::config::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
@@ -84,10 +82,10 @@ pub(super) fn scaling_method(
     if args.reduction == Some(ReductionChoice::Nccl) {
         return Err(unread());
     }
-    let keys = BTreeMap::from([("sync", args.clone())]);
-    args.decide(most_ranks, DeviceChoice::Flex)
+    options::expect_ranges(&args)
+        .and_then(|()| args.clone().decide(most_ranks, DeviceChoice::Flex))
         .and_then(|section| {
-            options::expect_effect(&keys, &BTreeMap::from([("sync", &section)]))?;
+            options::expect_effect(&args, &section)?;
             Ok(section.config(DeviceChoice::Flex))
         })
         .map_err(|error| refuse(&format!(": {error}")))

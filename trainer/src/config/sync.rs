@@ -4,13 +4,12 @@
 //! makes steps.
 //! Invariant: an option of one method exists only in that method.
 
-use super::checks::{at_least, conflict, in_range, invalid, missing, within};
-use super::error::ConfigError;
+use super::error::{ConfigError, conflict, invalid, missing, within};
 use crate::config::choices::{
     BatchNormKind, Compression, DeviceChoice, LossScaling, OnOff, PlacementKind, ReductionChoice,
     SyncKind, UpdateKind,
 };
-use crate::config::cli::{BatchArgs, SyncArgs};
+use crate::config::cli::SyncArgs;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,8 +18,6 @@ use std::time::Duration;
 const MAX_VIRTUAL_SHARDS: usize = 65_536;
 /// Bytes of a MiB.
 const MIB: f64 = 1024.0 * 1024.0;
-/// Default of `--timeout`, seconds.
-const DEFAULT_TIMEOUT: u64 = 120;
 
 /// Synchronisation of the gradients or parameters of all ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -226,42 +223,43 @@ impl SyncSection {
             )),
         }
     }
+}
 
-    /// Refuses batch statistics over all ranks with methods that cannot sum them.
-    pub(super) fn expect_batch_norm(&self, batch_norm: BatchNormKind) -> Result<(), ConfigError> {
-        match &self.method {
-            _ if batch_norm == BatchNormKind::Local => Ok(()),
-            SyncMethod::Exact { .. } => Err(conflict(
+impl SyncSection {
+    /// Refuses options of other sections for which ranks do not work together closely enough.
+    pub(super) fn expect_compatible(
+        &self,
+        batch_norm: BatchNormKind,
+        scaling: LossScaling,
+    ) -> Result<(), ConfigError> {
+        let kind = self.method.kind();
+        let sync = format!("--sync {kind}");
+        let syncs_norm = batch_norm == BatchNormKind::Sync;
+        let waits = matches!(kind, SyncKind::Allreduce | SyncKind::ParameterServer);
+        if syncs_norm && self.method.virtual_shards().is_some() {
+            return Err(conflict(
                 "--batch-norm sync",
                 "--reduction exact",
                 "statistics over all ranks are sums in the order of the ranks; use --batch-norm local, \
                  the statistics of a virtual shard",
-            )),
-            SyncMethod::LocalSgd { .. }
-            | SyncMethod::ParameterServer {
-                asynchronous: Some(_),
-                ..
-            } => Err(conflict(
+            ));
+        }
+        if syncs_norm && !waits {
+            return Err(conflict(
                 "--batch-norm sync",
-                format!("--sync {}", self.method.kind()),
+                sync,
                 "ranks that run independently cannot sum their statistics; use --batch-norm local",
-            )),
-            _ => Ok(()),
+            ));
         }
-    }
-
-    /// Refuses dynamic loss scaling with methods whose ranks do not skip the same steps.
-    pub(super) fn expect_loss_scale(&self, scaling: LossScaling) -> Result<(), ConfigError> {
-        let kind = self.method.kind();
-        if kind == SyncKind::Allreduce || scaling != LossScaling::Dynamic {
-            return Ok(());
+        if scaling == LossScaling::Dynamic && kind != SyncKind::Allreduce {
+            return Err(conflict(
+                "--loss-scale dynamic (the default of --dtype f16)",
+                sync,
+                "only with --sync allreduce do all ranks skip the same steps; use it, or a fixed --loss-scale \
+                 such as 1024, or --dtype bf16",
+            ));
         }
-        Err(conflict(
-            "--loss-scale dynamic (the default of --dtype f16)",
-            format!("--sync {kind}"),
-            "only with --sync allreduce do all ranks skip the same steps; use it, or a fixed --loss-scale \
-             such as 1024, or --dtype bf16",
-        ))
+        Ok(())
     }
 }
 
@@ -303,6 +301,14 @@ impl SyncMethod {
         }
     }
 
+    /// Returns the encoding of the gradients.
+    pub(super) fn compression(&self) -> Compression {
+        match self {
+            Self::Allreduce { compression, .. } => *compression,
+            _ => Compression::default(),
+        }
+    }
+
     /// Returns the number of ranks of `world_size` that train.
     pub fn num_workers(&self, world_size: usize) -> usize {
         match self {
@@ -323,6 +329,7 @@ impl SyncArgs {
         world_size: usize,
         device: DeviceChoice,
     ) -> Result<SyncSection, ConfigError> {
+        let every = self.every.unwrap_or(8);
         let method = match self.sync.unwrap_or(SyncKind::Allreduce) {
             SyncKind::Allreduce => self.allreduce(world_size)?,
             SyncKind::ParameterServer => self.servers(world_size, None)?,
@@ -331,36 +338,27 @@ impl SyncArgs {
                 self.servers(world_size, Some(Staleness { bound }))?
             }
             SyncKind::LocalSgd => SyncMethod::LocalSgd {
-                every: self.every()?,
+                every,
                 from_step: 0,
             },
-            SyncKind::PostLocalSgd => {
-                let from_step = self.from_step.ok_or_else(|| {
+            SyncKind::PostLocalSgd => SyncMethod::LocalSgd {
+                every,
+                from_step: self.from_step.ok_or_else(|| {
                     missing(
                         "--from-step",
                         "post-local-sgd begins with steps that sum all gradients",
                         "give their number, or --sync local-sgd",
                     )
-                })?;
-                SyncMethod::LocalSgd {
-                    every: self.every()?,
-                    from_step: at_least("--from-step", from_step, 1)?,
-                }
-            }
-        };
-        let whole_bytes = |mib: f64| {
-            let expected = "0.001 to 4096 MiB";
-            in_range("--bucket-mib", mib, expected, |mib| {
-                (0.001..=4096.0).contains(&mib)
-            })
-            .map(|mib| (mib * MIB).round() / MIB)
+                })?,
+            },
         };
         Ok(SyncSection {
             method,
             overlap: self.overlap.unwrap_or(OnOff::On),
-            bucket_mib: self.bucket_mib.map(whole_bytes).transpose()?,
+            // Whole bytes.
+            bucket_mib: self.bucket_mib.map(|mib| (mib * MIB).round() / MIB),
             update: self.update.unwrap_or(device.update()),
-            timeout: self.timeout()?.as_secs(),
+            timeout: timeout(self.timeout)?.as_secs(),
             trace: self.trace,
         })
     }
@@ -397,7 +395,7 @@ impl SyncArgs {
         asynchronous: Option<Staleness>,
     ) -> Result<SyncMethod, ConfigError> {
         let placement = self.server_placement.unwrap_or(PlacementKind::Beside);
-        let servers = at_least("--servers", self.servers.unwrap_or(1), 1)?;
+        let servers = self.servers.unwrap_or(1);
         let most = match placement {
             PlacementKind::Beside => world_size,
             PlacementKind::Own => world_size - 1,
@@ -415,46 +413,16 @@ impl SyncArgs {
             asynchronous,
         })
     }
-
-    fn every(&self) -> Result<u64, ConfigError> {
-        at_least("--every", self.every.unwrap_or(8), 1)
-    }
-
-    /// Returns the longest wait that these flags allow. A program needs it before its whole
-    /// configuration is known.
-    ///
-    /// # Errors
-    /// When it is 0.
-    pub fn timeout(&self) -> Result<Duration, ConfigError> {
-        timeout(self.timeout, DEFAULT_TIMEOUT)
-    }
 }
 
-/// Returns the longest wait for another rank.
-pub(super) fn timeout(typed: Option<u64>, default: u64) -> Result<Duration, ConfigError> {
-    at_least("--timeout", typed.unwrap_or(default), 1).map(Duration::from_secs)
-}
-
-impl BatchArgs {
-    /// Refuses flags that contradict exact sums.
-    pub(super) fn expect_method(&self, method: &SyncMethod) -> Result<(), ConfigError> {
-        let SyncMethod::Exact { .. } = method else {
-            return Ok(());
-        };
-        if self.grad_accum_steps.is_some_and(|steps| steps > 1) {
-            return Err(conflict(
-                "--grad-accum-steps",
-                "--reduction exact",
-                "a rank accumulates over its virtual shards; give --virtual-shards",
-            ));
-        }
-        if self.batch_size_per_rank.is_some() {
-            return Err(conflict(
-                "--batch-size-per-rank",
-                "--reduction exact",
-                "its batches must not depend on the number of ranks; give --global-batch-size",
-            ));
-        }
-        Ok(())
+/// Returns the longest wait for another rank, by default 120 s. A program needs it before its whole
+/// configuration is known.
+///
+/// # Errors
+/// When it is 0.
+pub fn timeout(typed: Option<u64>) -> Result<Duration, ConfigError> {
+    match typed.unwrap_or(120) {
+        0 => Err(invalid("--timeout", "at least 1", 0)),
+        seconds => Ok(Duration::from_secs(seconds)),
     }
 }

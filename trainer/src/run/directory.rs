@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use records::{EvaluationByClass, Manifest, Summary, file};
 use serde::de::DeserializeOwned;
 
-use crate::config::{ConfigError, TrainConfig};
+use crate::config::{ConfigError, TrainConfig, invalid};
 
 /// The parent of directories that are named after their run.
 const RUNS: &str = "runs";
@@ -92,21 +92,17 @@ impl RunDirectory {
             None => create(runs, config)?,
         };
         if !config.resume && has_files(&path)? {
-            return Err(ConfigError::OutputDirectoryInUse { path }.into());
+            return Err(in_use(&path).into());
         }
         if holds_data(&path) {
-            return Err(ConfigError::Invalid {
-                option: "--output-dir",
-                expected: "the directory of a run".to_owned(),
-                got: format!("{}, which holds the folders of a data set", path.display()),
-            }
-            .into());
+            let got = format!("{}, which holds the folders of a data set", path.display());
+            return Err(invalid("--output-dir", "the directory of a run", got).into());
         }
         file::sync_parent(&path)?;
         let lock = Lock::take(&path, holder)?;
         // Another process may have started a run here before this one had the lock.
         if !config.resume && has_files(&path)? {
-            return Err(ConfigError::OutputDirectoryInUse { path }.into());
+            return Err(in_use(&path).into());
         }
         Ok(Self { path, lock })
     }
@@ -146,12 +142,8 @@ impl RunDirectory {
                 .iter()
                 .map(|path| path.display().to_string())
                 .collect();
-            return Err(ConfigError::Invalid {
-                option: "--resume",
-                expected: "the --output-dir of one run, since several have this name".to_owned(),
-                got: names.join(", "),
-            }
-            .into());
+            let expected = "the --output-dir of one run, since several have this name";
+            return Err(invalid("--resume", expected, names.join(", ")).into());
         }
         Ok(paths.pop())
     }
@@ -175,13 +167,14 @@ impl RunDirectory {
     /// have no lock.
     ///
     /// # Errors
-    /// [`ConfigError::OutputDirectoryMoved`] if it is not.
+    /// [`ConfigError`] if it is not.
     pub fn expect_in_place(&self) -> Result<(), ConfigError> {
         match &self.lock {
             Some(lock) if file::is_replaced(&lock.directory, &self.path) => {
-                Err(ConfigError::OutputDirectoryMoved {
-                    path: self.path.clone(),
-                })
+                Err(ConfigError(format!(
+                    "output directory {} was moved or removed while the run wrote to it: put it back and give --resume, or start again",
+                    self.path.display()
+                )))
             }
             _ => Ok(()),
         }
@@ -292,6 +285,13 @@ impl RunDirectory {
     }
 }
 
+fn in_use(path: &Path) -> ConfigError {
+    ConfigError(format!(
+        "output directory {} is not empty: give --resume to continue its run, or another --output-dir",
+        path.display()
+    ))
+}
+
 impl Lock {
     fn take(directory: &Path, holder: &str) -> Result<Option<Self>> {
         let path = directory.join(LOCK);
@@ -299,10 +299,11 @@ impl Lock {
             file::Lock::Taken(locked) => locked,
             file::Lock::Unsupported(_) => return Ok(None),
             file::Lock::Busy(text) => {
-                return Err(ConfigError::OutputDirectoryBusy {
-                    path: directory.to_owned(),
-                    holder: text.lines().next().unwrap_or_default().to_owned(),
-                }
+                let holder = text.lines().next().unwrap_or("another process");
+                return Err(ConfigError(format!(
+                    "output directory {} is in use by {holder}: wait until that run has ended, or give another --output-dir",
+                    directory.display()
+                ))
                 .into());
             }
         };
@@ -412,14 +413,12 @@ fn reject_misspelling(path: &Path) -> Result<(), ConfigError> {
         .iter()
         .map(|other| format!(", such as {}", folder.join(other).display()))
         .collect();
-    Err(ConfigError::Invalid {
-        option: "--output-dir",
-        expected: format!("the directory of the run to resume{hint}"),
-        got: format!(
-            "{}, which does not exist. Correct the name, or remove --resume to start a run there",
-            path.display()
-        ),
-    })
+    let expected = format!("the directory of the run to resume{hint}");
+    let got = format!(
+        "{}, which does not exist. Correct the name, or remove --resume to start a run there",
+        path.display()
+    );
+    Err(invalid("--output-dir", expected, got))
 }
 
 /// Returns the path of a session's file after the next session has begun: `run-1.toml` for

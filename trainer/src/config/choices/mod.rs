@@ -44,6 +44,22 @@ macro_rules! choices {
 }
 
 choices! {
+    /// An option of how a network is made or computed that a model family may support.
+    ModelOption {
+        /// `--zero-gamma`.
+        ZeroGamma,
+        /// `--kernels`.
+        Kernels,
+        /// `--dtype`.
+        Dtype,
+        /// `--convolution`.
+        Convolution,
+        /// `--recompute`.
+        Recompute,
+        /// `--cpu`.
+        Cpu,
+    }
+
     /// A data set.
     DatasetKind {
         /// Ten classes of drawn figures, made in memory.
@@ -205,8 +221,10 @@ choices! {
     }
 
     /// The instruction set of Lockstep's own kernels.
+    #[derive(Default)]
     CpuKind {
         /// The best that the CPU has.
+        #[default]
         Auto,
         /// AVX-512 without its bf16 instructions.
         Avx512,
@@ -215,6 +233,18 @@ choices! {
         /// The baseline of the target.
         Portable,
     }
+}
+
+impl ModelOption {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[
+        Self::ZeroGamma,
+        Self::Kernels,
+        Self::Dtype,
+        Self::Convolution,
+        Self::Recompute,
+        Self::Cpu,
+    ];
 }
 
 impl DatasetKind {
@@ -343,14 +373,16 @@ impl FromStr for RateFactor {
     fn from_str(text: &str) -> Result<Self, String> {
         let parsed = text
             .split_once('=')
-            .and_then(|(part, factor)| Some((part.trim(), factor.trim().parse().ok()?)));
+            .and_then(|(part, factor)| Some((part.trim(), factor.trim().parse::<f64>().ok()?)));
         match parsed {
-            Some((part, factor)) if !part.is_empty() => Ok(Self {
-                part: part.to_owned(),
-                factor,
-            }),
+            Some((part, factor)) if !part.is_empty() && factor > 0.0 && factor.is_finite() => {
+                Ok(Self {
+                    part: part.to_owned(),
+                    factor,
+                })
+            }
             _ => Err(format!(
-                "expected a part of the model and a number, such as layer1=0.1, got `{text}`"
+                "expected a part of the model and a number above 0, such as layer1=0.1, got `{text}`"
             )),
         }
     }

@@ -225,8 +225,13 @@ pub struct PredictArgs {
     pub images: Vec<PathBuf>,
 
     /// Classes to print for each image, likeliest first [default: 5]
-    #[arg(long, value_name = "CLASSES")]
-    pub top: Option<usize>,
+    #[arg(
+        long,
+        value_name = "CLASSES",
+        default_value_t = 5,
+        hide_default_value = true
+    )]
+    pub top: usize,
 
     /// Print one JSON object as the last line [default: off]
     #[arg(long)]

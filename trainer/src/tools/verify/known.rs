@@ -42,7 +42,7 @@ pub(super) fn answer(subject: &Subject<'_>) -> Result<Finding> {
     let images = subject.find(Cifar::Ten.test_file(), "CIFAR-10's test images")?;
     let model = resnet(
         &ModelArgs::resnet(20),
-        &ModelRequest::new(Cifar::Ten.num_classes(), subject.compute(), &subject.device),
+        &ModelRequest::new(Cifar::Ten.num_classes(), &subject.compute, &subject.device),
     )?;
     let model = load_weights(model, weights)?;
     let dataset = cifar::open_split(
@@ -98,7 +98,7 @@ pub(super) fn golden(subject: &Subject<'_>) -> Result<Finding> {
         tensors: SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?,
     };
     let device = subject.device.clone().autodiff();
-    let request = ModelRequest::new(NUM_CLASSES, subject.compute(), &device);
+    let request = ModelRequest::new(NUM_CLASSES, &subject.compute, &device);
     let model = resnet(&ModelArgs::resnet(8), &request)?;
     let layout = ParameterLayout::new(&model);
     let model = write(model, &layout, &fixture.parameters("initial", &layout)?);

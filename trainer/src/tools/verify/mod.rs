@@ -18,10 +18,8 @@ use serde::Serialize;
 
 use self::precision::Precision;
 use super::check::{Check, Checked, Finding, Skipped, Verdict};
-use crate::config::cli::TrainArgs;
-use crate::config::{
-    Activations, ComputeSection, Convolution, DeviceChoice, Kernels, VerifyConfig,
-};
+use crate::config::cli::{TrainArgs, VerifyArgs};
+use crate::config::{Activations, ComputeSection, Convolution, DeviceChoice, Kernels};
 use crate::run::train::Outcome;
 use crate::world::ranks::World;
 
@@ -31,7 +29,8 @@ pub type Train = fn(&TrainArgs, &World) -> Result<Outcome<ResNet>>;
 /// The device and the circumstances of a check.
 #[derive(Debug)]
 struct Subject<'a> {
-    config: &'a VerifyConfig,
+    args: &'a VerifyArgs,
+    compute: ComputeSection,
     world: &'a World,
     train: Train,
     /// Verified device, without autodiff.
@@ -130,23 +129,25 @@ impl Verification {
 /// # Errors
 /// When the device does not exist, or a signal requests a stop.
 pub fn verify(
-    config: &VerifyConfig,
+    args: &VerifyArgs,
+    compute: ComputeSection,
     world: &World,
     train: Train,
     begin: impl Fn(&str),
     end: impl Fn(&Checked),
 ) -> Result<Verification> {
-    let (device, threads) = world.prepare_compute_of_threads(&config.compute)?;
-    let precision = Precision::of(&config.compute);
+    let (device, threads) = world.prepare_compute_of_threads(&compute)?;
+    let precision = Precision::of(&compute);
     let subject = Subject {
-        config,
+        args,
+        compute,
         world,
         train,
         device,
         precision,
     };
     let is_wanted = |check: &&Check<Judge>| {
-        let only = config.only.as_ref();
+        let only = args.only.as_ref();
         only.is_none_or(|only| only.iter().any(|name| name == check.name))
     };
     let mut checks = Vec::new();
@@ -163,9 +164,9 @@ pub fn verify(
     }
     let version = env!("CARGO_PKG_VERSION");
     Ok(Verification {
-        device: config.compute.device.to_string(),
-        dtype: config.compute.dtype().to_string(),
-        kernels: config.compute.kernels().to_string(),
+        device: compute.device.to_string(),
+        dtype: compute.dtype().to_string(),
+        kernels: compute.kernels().to_string(),
         threads,
         version: format!("{version} ({})", env!("LOCKSTEP_COMMIT")),
         precision: precision.name,
@@ -175,13 +176,9 @@ pub fn verify(
 }
 
 impl Subject<'_> {
-    fn compute(&self) -> &ComputeSection {
-        &self.config.compute
-    }
-
     /// Returns a file of `--data-dir`; skips the check without it.
     fn find(&self, name: &str, what: &str) -> Result<PathBuf, Skipped> {
-        let Some(folder) = self.config.data_dir.as_deref() else {
+        let Some(folder) = self.args.data_dir.as_deref() else {
             return Err(Skipped(format!(
                 "{what} are not part of the program: give --data-dir with {name} in it"
             )));

@@ -44,7 +44,7 @@ struct Amount {
 }
 
 pub(super) fn learning(subject: &Subject<'_>) -> Result<Finding> {
-    let is_overfitted = subject.config.quick;
+    let is_overfitted = subject.args.quick;
     // A few seconds of training do not generalise.
     let amount = match is_overfitted {
         true => Amount {
@@ -81,7 +81,7 @@ pub(super) fn learning(subject: &Subject<'_>) -> Result<Finding> {
 /// Trains silently on the verified device, with checkpoints in `directory`.
 fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) -> Result<Outcome<ResNet>> {
     let mut args = TrainArgs {
-        compute: (*subject.compute()).into(),
+        compute: subject.args.compute,
         ..TrainArgs::default()
     };
     args.model = ModelSection::from_iter([("model", amount.model)]);
@@ -111,7 +111,7 @@ const NUM_CLASSES: usize = 10;
 const NUM_TEST: usize = 50;
 
 pub(super) fn checkpoints(subject: &Subject<'_>) -> Result<Finding> {
-    let (device, compute) = reference(subject.compute())?;
+    let (device, compute) = reference(&subject.compute)?;
     let scratch = tempfile::tempdir().context("a temporary folder")?;
     let amount = Amount {
         model: "resnet8",
@@ -128,7 +128,7 @@ pub(super) fn checkpoints(subject: &Subject<'_>) -> Result<Finding> {
     let there = load_weights(network(&compute, &device)?, &saved)?;
     let path = scratch.path().join("back.safetensors");
     save_safetensors(&there, &path)?;
-    let back = load_weights(network(subject.compute(), &subject.device)?, &path)?;
+    let back = load_weights(network(&subject.compute, &subject.device)?, &path)?;
 
     let trained = all_values(&outcome.model);
     let expected = evaluated(subject, &there, &device)?;
@@ -175,7 +175,7 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
     let how = EvaluateConfig {
         micro_batch_size: 50,
         loader_threads: 0,
-        input: subject.compute().input,
+        input: subject.compute.input,
         loss: Arc::new(CrossEntropy::default()),
         metrics: Vec::new(),
         reporter: subject.world.reporter.clone(),

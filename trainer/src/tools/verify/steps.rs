@@ -167,8 +167,8 @@ struct Course {
 }
 
 pub(super) fn ten_steps(subject: &Subject<'_>) -> Result<Finding> {
-    let (device, compute) = reference(subject.compute())?;
-    let (depth, batch_size) = size(subject.config.quick);
+    let (device, compute) = reference(&subject.compute)?;
+    let (depth, batch_size) = size(subject.args.quick);
     let precision = subject.precision;
     let mut comparisons = Vec::new();
     for (name, optimizer) in [("SGD", SGD), ("AdamW", ADAMW)] {
@@ -180,8 +180,8 @@ pub(super) fn ten_steps(subject: &Subject<'_>) -> Result<Finding> {
             optimizer,
         };
         let expected = course(lesson, &compute, &device)?;
-        let got = course(lesson, subject.compute(), &subject.device)?;
-        let again = course(lesson, subject.compute(), &subject.device)?;
+        let got = course(lesson, &subject.compute, &subject.device)?;
+        let again = course(lesson, &subject.compute, &subject.device)?;
         let losses = of_largest(&expected.losses, &got.losses);
         let update = relative_l2(&expected.update, &got.update);
         let bits = if again == got {
@@ -239,7 +239,7 @@ const LESSON: Lesson = Lesson {
 
 pub(super) fn ranks(subject: &Subject<'_>) -> Result<Finding> {
     let update = |communicator: Arc<dyn Communicator>| -> Result<Vec<f32>> {
-        let on = (&subject.device, subject.compute());
+        let on = (&subject.device, &subject.compute);
         Ok(course_of(Trainee::new(LESSON, on, communicator)?, RANK_STEPS)?.update)
     };
     let single = update(Arc::new(SingleCommunicator::new()))?;
@@ -264,7 +264,7 @@ pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
 
     use crate::config::DeviceChoice;
 
-    let DeviceChoice::Cuda(gpu) = subject.compute().device else {
+    let DeviceChoice::Cuda(gpu) = subject.compute.device else {
         bail!(Skipped(
             "NCCL sums on NVIDIA GPUs: --device cuda".to_owned()
         ));
@@ -306,9 +306,9 @@ const WARMUP_STEPS: usize = 10;
 const BOUND_BYTES: u64 = 4 << 20;
 
 pub(super) fn memory(subject: &Subject<'_>) -> Result<Finding> {
-    let num_steps = if subject.config.quick { 100 } else { 1000 };
+    let num_steps = if subject.args.quick { 100 } else { 1000 };
     // A leak occurs at every step, whatever its size. A GPU has tuned its kernels for another check's shapes.
-    let is_tiny = subject.config.quick || subject.device.memory_pool_usage().is_none();
+    let is_tiny = subject.args.quick || subject.device.memory_pool_usage().is_none();
     let (depth, batch_size) = size(is_tiny);
     let lesson = Lesson {
         depth,
@@ -317,7 +317,7 @@ pub(super) fn memory(subject: &Subject<'_>) -> Result<Finding> {
         last_batch_size: batch_size,
         optimizer: SGD,
     };
-    let on = (&subject.device, subject.compute());
+    let on = (&subject.device, &subject.compute);
     let mut trainee = Trainee::new(lesson, on, Arc::new(SingleCommunicator::new()))?;
     let mut held = Vec::with_capacity(num_steps);
     for step in 0..WARMUP_STEPS + num_steps {
