@@ -79,7 +79,8 @@ impl PlacedCommand {
     }
 }
 
-/// Replaces a file of a run as a whole, and creates its directory. A reader sees the old or the new file.
+/// Replaces a file of a run as a whole, and creates its directory. A reader sees the old or the
+/// new file.
 pub fn write(path: &Path, text: &str) -> Outcome {
     let folder = path.parent().unwrap_or(Path::new("/"));
     file::create_folder(folder)

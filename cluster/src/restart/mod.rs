@@ -32,8 +32,8 @@ pub(crate) enum ScriptLauncher {
 }
 
 impl Start<'_> {
-    /// Returns the text. A script defines [`ScriptLauncher::signals`] before it; [`ScriptLauncher::Srun`] also
-    /// needs `job_runs` and `usage_was_wrong`.
+    /// Returns the text. A script defines [`ScriptLauncher::signals`] before it, and with
+    /// [`ScriptLauncher::Srun`] also `job_runs` and `usage_was_wrong`.
     pub(crate) fn text(&self) -> String {
         let run = RUN.replace("COMMAND", self.command);
         let course = match self.restarts {

@@ -1,6 +1,7 @@
 //! Jobs in Slurm's queue.
 //!
-//! In: a job, or none for all jobs of the user. Out: one [`QueuedJob`] for each job or task of an array.
+//! In: a job, or none for all jobs of the user. Out: one [`QueuedJob`] for each job or task of an
+//! array.
 //! Invariant: read-only. An unknown job has no row; other failures are errors.
 
 use std::path::{Path, PathBuf};

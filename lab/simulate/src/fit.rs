@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_step_between_the_ends_leaves_the_bandwidth_to_the_largest_sizes() {
-        // As measured through a rate limit of 1 Gbit/s that lets bursts of 256 KB pass, microseconds.
+        // Microseconds, measured through a rate limit of 1 Gbit/s with bursts of 256 KB.
         let micros = [
             23.59, 23.81, 23.64, 23.74, 23.56, 23.65, 27.46, 29.12, 271.9, 1_100.0, 8_001.0,
             35_442.0, 140_019.0, 559_920.0,
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_rate_limit_is_found_with_its_burst() {
-        // As measured through a rate limit of 200 Mbit/s that lets bursts of 262,144 bytes pass, microseconds.
+        // Microseconds, measured through a rate limit of 200 Mbit/s with bursts of 262,144 bytes.
         let micros = [
             17.6, 17.6, 17.4, 18.1, 13.8, 17.9, 19.74, 93.63, 1_374.0, 5_517.0, 33_780.0,
             166_007.0, 691_322.0,

@@ -6,10 +6,10 @@
 //!
 //! Sources of the presets, which do not replace a measurement:
 //!
-//! - `ib-edr`: nominal rate of four EDR lanes (InfiniBand Architecture Specification 1.3). Ping-pong
-//!   benchmarks of MPI across one switch have a latency of 1 to 2 us.
-//! - `10gbe` and `1gbe`: rates of TCP. A full frame has 1,460 bytes of payload and takes 1,538 bytes
-//!   on the wire, which allows 1.19 GB/s and 119 MB/s; benchmarks of MPI reach 113 to 118 MB/s.
+//! - `ib-edr`: nominal rate of four EDR lanes (InfiniBand Architecture Specification 1.3).
+//!   Ping-pong benchmarks of MPI across one switch have a latency of 1 to 2 us.
+//! - `10gbe` and `1gbe`: rates of TCP. A full frame has 1,460 bytes of payload and takes 1,538
+//!   bytes on the wire, which allows 1.19 GB/s and 119 MB/s; benchmarks of MPI reach 113 to 118 MB/s.
 //!   Latencies of MPI over TCP are 15 to 35 us with tuned interrupts, and above 50 us without.
 
 use std::fmt;
@@ -17,8 +17,6 @@ use std::ops::{Bound, RangeBounds};
 use std::str::FromStr;
 
 use thiserror::Error;
-
-use crate::SimulationError;
 
 /// One direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,7 +63,7 @@ pub struct NetworkModel {
     /// Bytes that pass between nodes at once after a pause (token bucket); 0 for none.
     pub burst_bytes: f64,
     /// Share of a rank's computation that is lost while its messages between nodes are sent, from 0
-    /// to below 1. It is above 0 if the sending thread has no core of its own.
+    /// to below 1. It is above 0 if the sending thread shares a core with the computation.
     pub computing_share: f64,
     /// Factor on the time of a sum between nodes while the ranks compute, at least 1.
     pub sum_slowdown: f64,
@@ -152,8 +150,8 @@ impl NetworkModel {
         }
     }
 
-    /// Returns the seconds of a transfer between nodes during a computation, and the seconds that the
-    /// computation loses.
+    /// Returns the seconds of a transfer between nodes during a computation, and the seconds that
+    /// the computation loses.
     ///
     /// The computation needs `left_s` more. Until it ends, the transfer of `seconds` is slower by
     /// `slowdown`.
@@ -184,34 +182,6 @@ impl NetworkModel {
     /// Returns the ranks per node, at least 1.
     pub fn ranks_per_node(&self) -> usize {
         self.node.map_or(1, |node| node.ranks.max(1))
-    }
-
-    pub(crate) fn check(&self) -> Result<(), SimulationError> {
-        let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
-        let links = [Some(self.link), self.node.map(|node| node.link)];
-        if !is_time(self.burst_bytes) {
-            return Err(SimulationError::Burst {
-                bytes: self.burst_bytes,
-            });
-        }
-        if !(0.0..1.0).contains(&self.computing_share) {
-            return Err(SimulationError::ComputingShare {
-                share: self.computing_share,
-            });
-        }
-        if !(self.sum_slowdown >= 1.0 && self.sum_slowdown.is_finite()) {
-            return Err(SimulationError::SumSlowdown {
-                times: self.sum_slowdown,
-            });
-        }
-        match links
-            .into_iter()
-            .flatten()
-            .find(|link| !(is_time(link.alpha) && is_time(link.beta)))
-        {
-            None => Ok(()),
-            Some(link) => Err(SimulationError::Network { link }),
-        }
     }
 
     /// Returns true if two ranks run on one node.

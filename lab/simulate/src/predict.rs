@@ -9,13 +9,13 @@
 use distributed::gradients::{
     CompressionKind, Consistency, ReductionKind, StepHeader, TensorSpan, tensor_spans,
 };
+use distributed::replica::ParameterEntry;
 
 use crate::SimulationError;
-use crate::compressed::CompressedSums;
 use crate::network::{Library, NetworkModel, Tokens};
 use crate::profile::StepProfile;
-use crate::reduction::Reductions;
 use crate::servers::{ServerPlacement, ServerWorld};
+use crate::sums::{Sums, row};
 
 /// Smallest bucket of [`Predictor::best_bucket_bytes`].
 const LEAST_BUCKET: u64 = 1 << 16;
@@ -86,7 +86,7 @@ pub struct Prediction {
 /// only when it averages.
 ///
 /// # Errors
-/// When there is no rank or server, when more servers than ranks are beside ranks, when compression
+/// When there is no rank or server, when more servers than ranks share cores with ranks, when compression
 /// needs shapes that the profile lacks, or when a time is negative or not finite.
 pub fn predict(
     profile: &StepProfile,
@@ -98,32 +98,15 @@ pub fn predict(
     Predictor::new(profile, synchronisation, network, ranks)?.predict(profile, overlap)
 }
 
-/// Predicts steps of one number of ranks and remembers the times of reductions.
+/// Predicts steps of one number of ranks and remembers the times of sums.
 #[derive(Debug)]
 pub struct Predictor {
     network: NetworkModel,
     ranks: usize,
     library: Library,
-    method: CostModel,
-}
-
-/// Source of the time that a synchronisation takes.
-#[derive(Debug)]
-enum CostModel {
-    OneRank,
-    AllReduce(Reductions),
-    Compressed {
-        sums: CompressedSums,
-        encoding_s_per_byte: f64,
-    },
-    Servers {
-        servers: usize,
-        placement: ServerPlacement,
-        consistency: Consistency,
-    },
-    Averages {
-        every: f64,
-    },
+    synchronisation: Synchronisation,
+    /// Sums of buckets, and seconds per byte of encoding.
+    sums: Option<(Sums, f64)>,
 }
 
 /// Seconds that synchronisation adds to a step.
@@ -136,14 +119,6 @@ struct StepCost {
     straggler_s: f64,
 }
 
-/// Cost of a bucket before computation slows it.
-struct BucketCost {
-    encoding_s: f64,
-    seconds: f64,
-    /// Least bytes that a rank sends between nodes.
-    sent_bytes: f64,
-}
-
 impl Predictor {
     /// # Errors
     /// As for [`predict`].
@@ -154,46 +129,39 @@ impl Predictor {
         ranks: usize,
     ) -> Result<Self, SimulationError> {
         profile.check()?;
-        network.check()?;
-        let none_of = |what| Err(SimulationError::Nobody { what });
-        let method = match synchronisation.into() {
-            _ if ranks == 0 => return none_of("rank"),
-            Synchronisation::ParameterServer { servers: 0, .. } => return none_of("server"),
-            Synchronisation::LocalSgd { every: 0 } => return none_of("step between averages"),
-            _ if ranks == 1 => CostModel::OneRank,
+        let synchronisation = synchronisation.into();
+        let sums = match synchronisation {
+            _ if ranks == 0 => return Err(SimulationError::none_of("rank")),
+            Synchronisation::ParameterServer { servers: 0, .. } => {
+                return Err(SimulationError::none_of("server"));
+            }
+            Synchronisation::LocalSgd { every: 0 } => {
+                return Err(SimulationError::none_of("step between averages"));
+            }
             Synchronisation::ParameterServer {
                 servers,
                 placement: ServerPlacement::Beside,
                 ..
-            } if servers > ranks => return Err(SimulationError::Servers { servers, ranks }),
-            Synchronisation::AllReduce(kind) => {
-                CostModel::AllReduce(Reductions::new(kind, network, ranks)?)
+            } if servers > ranks && ranks > 1 => {
+                return Err(SimulationError(format!(
+                    "simulation: expected at most one server on each rank, got {servers} servers and {ranks} ranks; use separate ranks for the servers"
+                )));
+            }
+            Synchronisation::AllReduce(kind) if ranks > 1 => {
+                Some((Sums::all_reduce(kind, network, ranks)?, 0.0))
             }
             Synchronisation::Compressed {
                 kind,
                 encoding_s_per_byte,
-            } => CostModel::Compressed {
-                sums: CompressedSums::new(kind, network, ranks),
-                encoding_s_per_byte,
-            },
-            Synchronisation::ParameterServer {
-                servers,
-                placement,
-                consistency,
-            } => CostModel::Servers {
-                servers,
-                placement,
-                consistency,
-            },
-            Synchronisation::LocalSgd { every } => CostModel::Averages {
-                every: every as f64,
-            },
+            } => Some((Sums::compressed(kind, network, ranks), encoding_s_per_byte)),
+            _ => None,
         };
         Ok(Self {
             network: *network,
             ranks,
             library: Library::new(network, ranks),
-            method,
+            synchronisation,
+            sums,
         })
     }
 
@@ -225,9 +193,9 @@ impl Predictor {
         let header_bytes = (self.ranks * StepHeader::NUM_BYTES) as f64;
         let header_s = self.library.gather(header_bytes);
         let straggler_s = profile.straggler_s(self.ranks);
-        match &mut self.method {
-            CostModel::OneRank => Ok(StepCost::default()),
-            CostModel::Servers {
+        match self.synchronisation {
+            _ if self.ranks == 1 => Ok(StepCost::default()),
+            Synchronisation::ParameterServer {
                 servers,
                 placement,
                 consistency,
@@ -236,15 +204,15 @@ impl Predictor {
                     profile,
                     network: &self.network,
                     workers: self.ranks,
-                    servers: *servers,
-                    placement: *placement,
-                    consistency: *consistency,
+                    servers,
+                    placement,
+                    consistency,
                     overlap,
                     header_s,
                 };
                 let step = world.step();
                 let exposed_s = (step.step_s - profile.compute_s()).max(0.0);
-                let is_synchronous = *consistency == Consistency::Synchronous;
+                let is_synchronous = consistency == Consistency::Synchronous;
                 Ok(StepCost {
                     communication_s: step.communication_s,
                     exposed_s,
@@ -252,9 +220,10 @@ impl Predictor {
                     straggler_s: if is_synchronous { straggler_s } else { 0.0 },
                 })
             }
-            CostModel::Averages { every } => {
+            Synchronisation::LocalSgd { every } => {
+                let every = every as f64;
                 let bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
-                let seconds = (header_s + 2.0 * self.library.reduce(bytes as f64)) / *every;
+                let seconds = (header_s + 2.0 * self.library.reduce(bytes as f64)) / every;
                 Ok(StepCost {
                     communication_s: seconds,
                     exposed_s: seconds,
@@ -263,8 +232,8 @@ impl Predictor {
                     straggler_s: straggler_s / every.sqrt(),
                 })
             }
-            method => {
-                let cost = method.reduce(profile, overlap, header_s, &self.network, self.ranks)?;
+            Synchronisation::AllReduce(_) | Synchronisation::Compressed { .. } => {
+                let cost = self.sum_buckets(profile, overlap, header_s)?;
                 Ok(StepCost {
                     straggler_s,
                     ..cost
@@ -297,26 +266,24 @@ impl Predictor {
         }
         Ok(best)
     }
-}
 
-impl CostModel {
-    /// Returns the cost of reducing all buckets, without stragglers.
-    fn reduce(
+    /// Returns the cost of summing all buckets, without stragglers.
+    fn sum_buckets(
         &mut self,
         profile: &StepProfile,
         overlap: bool,
         header_s: f64,
-        network: &NetworkModel,
-        ranks: usize,
     ) -> Result<StepCost, SimulationError> {
         // Messages inside a node do not slow computation.
-        let network = match network.is_inside(0, ranks - 1) {
-            true => NetworkModel::new(network.link),
-            false => *network,
+        let network = match self.network.is_inside(0, self.ranks - 1) {
+            true => NetworkModel::new(self.network.link),
+            false => self.network,
         };
-        let spans = match self {
-            Self::Compressed { .. } => spans_of_buckets(profile)?,
-            _ => Vec::new(),
+        let is_compressed = matches!(self.synchronisation, Synchronisation::Compressed { .. });
+        let layout = profile.layout().filter(|_| is_compressed);
+        let mut tensors = layout.as_ref().map(|layout| layout.entries());
+        let Some((sums, encoding_s_per_byte)) = &mut self.sums else {
+            return Ok(StepCost::default());
         };
         let mut tokens = Tokens::full(&network);
         let mut communication_s = header_s;
@@ -326,19 +293,24 @@ impl CostModel {
         }
         // Delay of the backward pass by communication.
         let mut slowed_s = 0.0;
-        for (index, bucket) in profile.buckets.iter().enumerate() {
-            let cost = self.bucket_cost(bucket.bytes, spans.get(index), ranks)?;
-            let ready = if overlap {
-                bucket.ready_s + slowed_s
-            } else {
-                0.0
+        for bucket in &profile.buckets {
+            let bytes = bucket.bytes as f64;
+            let spans = match &mut tensors {
+                Some(tensors) => spans_of(bucket.bytes, tensors)?,
+                None => row(bucket.bytes as usize / size_of::<f32>()),
+            };
+            let ready = match overlap {
+                true => bucket.ready_s + slowed_s,
+                false => 0.0,
             };
             let start = f64::max(end, ready);
             let left_s = profile.backward_s + slowed_s - start;
-            let (encoding_s, lost_s) = network.during_computation(left_s, cost.encoding_s, 1.0);
+            let encoding_s = *encoding_s_per_byte * bytes;
+            let (encoding_s, lost_s) = network.during_computation(left_s, encoding_s, 1.0);
             slowed_s += lost_s;
             let sent_at = start + encoding_s;
-            let seconds = tokens.send(sent_at, cost.sent_bytes, cost.seconds);
+            let seconds = sums.seconds(bucket.bytes, &spans)?;
+            let seconds = tokens.send(sent_at, sums.least_sent() * bytes, seconds);
             let left_s = profile.backward_s + slowed_s - sent_at;
             let (seconds, lost_s) =
                 network.during_computation(left_s, seconds, network.sum_slowdown);
@@ -354,82 +326,25 @@ impl CostModel {
             straggler_s: 0.0,
         })
     }
-
-    /// Returns the cost of a bucket. Bursts count only for full and half precision, whose least sent
-    /// bytes are known.
-    fn bucket_cost(
-        &mut self,
-        bytes: u64,
-        spans: Option<&Vec<TensorSpan>>,
-        ranks: usize,
-    ) -> Result<BucketCost, SimulationError> {
-        match self {
-            Self::AllReduce(reductions) => Ok(BucketCost {
-                encoding_s: 0.0,
-                seconds: reductions.seconds(bytes)?,
-                sent_bytes: reductions.least_sent() * bytes as f64,
-            }),
-            Self::Compressed {
-                sums,
-                encoding_s_per_byte,
-            } => {
-                let is_half = matches!(sums.kind(), CompressionKind::Bf16 | CompressionKind::F16);
-                let least_sent = 2.0 * (ranks - 1) as f64 / ranks as f64;
-                Ok(BucketCost {
-                    encoding_s: *encoding_s_per_byte * bytes as f64,
-                    seconds: sums.seconds(spans.map_or(&[], Vec::as_slice))?,
-                    sent_bytes: if is_half {
-                        0.5 * least_sent * bytes as f64
-                    } else {
-                        0.0
-                    },
-                })
-            }
-            _ => Ok(BucketCost {
-                encoding_s: 0.0,
-                seconds: 0.0,
-                sent_bytes: 0.0,
-            }),
-        }
-    }
 }
 
-/// Returns the tensors of each bucket, from the last parameter on; one row per bucket if the
-/// parameters are unknown.
-fn spans_of_buckets(profile: &StepProfile) -> Result<Vec<Vec<TensorSpan>>, SimulationError> {
-    let row = |bytes: u64| {
-        let columns = bytes as usize / size_of::<f32>();
-        vec![TensorSpan {
-            range: 0..columns,
-            rows: 1,
-            columns,
-        }]
-    };
-    let Some(layout) = profile.layout() else {
-        return Ok(profile
-            .buckets
-            .iter()
-            .map(|bucket| row(bucket.bytes))
-            .collect());
-    };
-    let mut entries = layout.entries();
-    let mut all = Vec::new();
-    for bucket in &profile.buckets {
-        let mut start = entries.len();
-        let mut bytes = 0;
-        while bytes < bucket.bytes && start > 0 {
-            start -= 1;
-            bytes += (entries[start].len * size_of::<f32>()) as u64;
-        }
-        if bytes != bucket.bytes {
-            let what = format!("buckets of whole parameters, {bytes} bytes");
-            return Err(SimulationError::Profile {
-                what,
-                got: bucket.bytes as f64,
-            });
-        }
-        all.push(tensor_spans(&entries[start..]));
-        entries = &entries[..start];
+/// Takes the tensors of a bucket from the last parameter on.
+fn spans_of(
+    expected: u64,
+    entries: &mut &[ParameterEntry],
+) -> Result<Vec<TensorSpan>, SimulationError> {
+    let mut start = entries.len();
+    let mut bytes = 0;
+    while bytes < expected && start > 0 {
+        start -= 1;
+        bytes += (entries[start].len * size_of::<f32>()) as u64;
     }
-    Ok(all)
+    if bytes != expected {
+        return Err(SimulationError(format!(
+            "step profile: expected buckets of whole parameters, {bytes} bytes, got {expected}"
+        )));
+    }
+    let spans = tensor_spans(&entries[start..]);
+    *entries = &entries[..start];
+    Ok(spans)
 }

@@ -1,7 +1,7 @@
 //! Step of one rank without communication.
 //!
-//! In: measured times, sizes of gradient buckets, optionally the parameters. Out: checked steps with
-//! other buckets or batches.
+//! In: measured times, sizes of gradient buckets, optionally the parameters.
+//! Out: checked steps with other buckets or batches.
 //! Invariant: buckets are in the order of their reduction.
 
 use distributed::gradients::BucketPlan;
@@ -110,7 +110,8 @@ impl StepProfile {
     /// Returns this step with another batch.
     ///
     /// A `second` step of another batch separates the part of forward and backward pass that grows
-    /// with the samples from the constant part; without it all of it grows. Other times are constant.
+    /// with the samples from the constant part; without it all of it grows. Other times are
+    /// constant.
     pub fn at_batch(&self, second: Option<&Self>, batch_size_per_rank: usize) -> Self {
         let batch = self.batch_size_per_rank as f64;
         let second = second.filter(|second| second.batch_size_per_rank != self.batch_size_per_rank);
@@ -173,23 +174,19 @@ impl StepProfile {
         ];
         let ready = self.buckets.iter().map(|bucket| bucket.ready_s);
         let ready = ready.chain(self.parameters.iter().map(|parameter| parameter.ready_s));
-        for (name, got) in times
-            .into_iter()
-            .chain(ready.map(|ready_s| ("ready_s", ready_s)))
-        {
+        let times = times.into_iter();
+        for (name, got) in times.chain(ready.map(|ready_s| ("ready_s", ready_s))) {
             if !(got.is_finite() && got >= 0.0) {
-                return Err(SimulationError::Profile {
-                    what: format!("{name} finite and not negative"),
-                    got,
-                });
+                return Err(SimulationError(format!(
+                    "step profile: expected {name} finite and not negative, got {got}"
+                )));
             }
         }
         match self.compute_s() {
             got if got.is_finite() && got > 0.0 => Ok(()),
-            got => Err(SimulationError::Profile {
-                what: "a finite step longer than 0 s".to_owned(),
-                got,
-            }),
+            got => Err(SimulationError(format!(
+                "step profile: expected a finite step longer than 0 s, got {got}"
+            ))),
         }
     }
 }

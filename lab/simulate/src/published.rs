@@ -119,13 +119,21 @@ fn answer(claim: &PublishedClaim) -> Result<PublishedFigure, SimulationError> {
         .network
         .parse()
         .expect("a figure's network reads as one");
-    let prediction = predict(
-        &step(claim),
-        ReductionKind::Ring,
-        &network,
-        claim.ranks,
-        true,
-    )?;
+    // Gradients of a GPU come evenly during the backward pass.
+    let seconds = claim.batch_size_per_rank as f64 / claim.images_per_second_of_one;
+    let backward_s = seconds * (1.0 - FORWARD_SHARE);
+    let step = StepProfile {
+        forward_s: seconds * FORWARD_SHARE,
+        backward_s,
+        buckets: vec![BucketRecord {
+            ready_s: backward_s,
+            bytes: 4 * claim.num_parameters,
+        }],
+        batch_size_per_rank: claim.batch_size_per_rank,
+        ..StepProfile::default()
+    };
+    let step = step.with_bucket_bytes(claim.bucket_bytes);
+    let prediction = predict(&step, ReductionKind::Ring, &network, claim.ranks, true)?;
     Ok(PublishedFigure {
         source: claim.source.to_owned(),
         what: claim.what.to_owned(),
@@ -134,24 +142,6 @@ fn answer(claim: &PublishedClaim) -> Result<PublishedFigure, SimulationError> {
         predicted_efficiency: Some(prediction.efficiency),
         assumed: claim.assumed.to_owned(),
     })
-}
-
-/// Returns the step of one GPU; gradients come evenly during the backward pass.
-fn step(claim: &PublishedClaim) -> StepProfile {
-    let seconds = claim.batch_size_per_rank as f64 / claim.images_per_second_of_one;
-    let backward_s = seconds * (1.0 - FORWARD_SHARE);
-    let whole = BucketRecord {
-        ready_s: backward_s,
-        bytes: 4 * claim.num_parameters,
-    };
-    let step = StepProfile {
-        forward_s: seconds * FORWARD_SHARE,
-        backward_s,
-        buckets: vec![whole],
-        batch_size_per_rank: claim.batch_size_per_rank,
-        ..StepProfile::default()
-    };
-    step.with_bucket_bytes(claim.bucket_bytes)
 }
 
 #[cfg(test)]

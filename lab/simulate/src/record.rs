@@ -3,11 +3,9 @@
 //! In: the calls of one rank. Out: its operations in order.
 //! Invariant: buffers keep their values, so operations must not depend on received values.
 //!
-//! Gathers during construction return real bytes, because algorithms plan with them. Such a gather
-//! fails until the bytes of all ranks are known; the caller collects them and constructs the
-//! algorithm again. Later gathers return the rank's own bytes.
+//! Gathers during construction return real bytes, because algorithms plan with them: the number of
+//! each rank's node. Later gathers return the rank's own bytes.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use distributed::communicator::{
@@ -36,64 +34,34 @@ pub(crate) enum Operation {
         from: u32,
         incoming: usize,
     },
-    Collective {
-        seconds: f64,
-    },
-    /// The ranks of a node wait for the last of them, and for `seconds`.
+    /// All ranks, or those of a node, wait for the last of them, and for `seconds`.
     Meeting {
+        of_node: bool,
         seconds: f64,
     },
 }
-
-/// Bytes of all ranks in a gather.
-pub(crate) type Gathered = Vec<Vec<u8>>;
 
 /// Recording communicator of one rank.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     topology: Topology,
     library: Library,
-    /// Gathers with known bytes.
-    known: Arc<Vec<Gathered>>,
     state: Arc<Mutex<State>>,
     network: NetworkModel,
 }
 
-#[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) operations: Vec<Operation>,
-    pub(crate) magnification: f64,
-    /// True after construction.
-    has_begun: bool,
-    /// Completed gathers of the construction.
-    gathers: usize,
-    /// Bytes for the first unknown gather.
-    brought: Option<Vec<u8>>,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            operations: Vec::new(),
-            magnification: 1.0,
-            has_begun: false,
-            gathers: 0,
-            brought: None,
-        }
-    }
+#[derive(Debug, Default)]
+struct State {
+    operations: Vec<Operation>,
+    /// Bytes that a byte of a buffer represents; absent during construction.
+    magnification: Option<f64>,
 }
 
 impl Recorder {
-    pub(crate) fn new(
-        network: &NetworkModel,
-        rank: usize,
-        world_size: usize,
-        known: Arc<Vec<Gathered>>,
-    ) -> Self {
+    pub(crate) fn new(network: &NetworkModel, rank: usize, world_size: usize) -> Self {
         Self {
             topology: topology(network, rank, world_size),
             library: Library::new(network, world_size),
-            known,
             state: Arc::default(),
             network: *network,
         }
@@ -101,20 +69,15 @@ impl Recorder {
 
     /// Discards the operations; each byte of a buffer now represents `magnification` bytes.
     pub(crate) fn begin(&self, magnification: f64) {
-        let mut state = self.state();
-        state.operations.clear();
-        state.magnification = magnification;
-        state.has_begun = true;
+        *self.state() = State {
+            operations: Vec::new(),
+            magnification: Some(magnification),
+        };
     }
 
     /// Returns the operations since [`begin`](Self::begin).
     pub(crate) fn take(&self) -> Vec<Operation> {
         std::mem::take(&mut self.state().operations)
-    }
-
-    /// Returns the bytes for the unknown gather at which the rank stopped.
-    pub(crate) fn brought(&self) -> Option<Vec<u8>> {
-        self.state().brought.take()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -132,8 +95,11 @@ impl Recorder {
         seconds: impl FnOnce(f64) -> f64,
     ) -> Result<(), CollectiveError> {
         let mut state = self.state();
-        let seconds = seconds(bytes as f64 * state.magnification);
-        state.operations.push(Operation::Collective { seconds });
+        let seconds = seconds(bytes as f64 * state.magnification.unwrap_or(1.0));
+        state.operations.push(Operation::Meeting {
+            of_node: false,
+            seconds,
+        });
         Ok(())
     }
 
@@ -158,25 +124,21 @@ impl Communicator for Recorder {
         self.collective(bytes.len(), |bytes| self.library.broadcast(bytes))
     }
 
-    fn all_gather(&self, bytes: &[u8]) -> Result<Gathered, CollectiveError> {
-        let mut state = self.state();
-        if state.has_begun {
-            drop(state);
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        if self.state().magnification.is_some() {
             self.collective(self.topology.world_size * bytes.len(), |bytes| {
                 self.library.gather(bytes)
             })?;
             return Ok(vec![bytes.to_vec()]);
         }
-        let Some(gathered) = self.known.get(state.gathers) else {
-            state.brought = Some(bytes.to_vec());
+        let each = self.network.ranks_per_node();
+        let node = |rank: usize| ((rank / each) as u64).to_le_bytes();
+        if bytes != node(self.topology.rank) {
             return self.refuse("the bytes of other ranks are unknown");
-        };
-        state.gathers += 1;
-        drop(state);
-        self.collective(gathered.iter().map(Vec::len).sum(), |bytes| {
-            self.library.gather(bytes)
-        })?;
-        Ok(gathered.clone())
+        }
+        Ok((0..self.topology.world_size)
+            .map(|rank| node(rank).to_vec())
+            .collect())
     }
 
     fn barrier(&self) -> Result<(), CollectiveError> {
@@ -281,28 +243,6 @@ fn topology(network: &NetworkModel, rank: usize, world_size: usize) -> Topology 
     }
 }
 
-/// Returns the ranges of a buffer that go through memory of `bytes`, rounded up as the reducers do.
-fn pieces(
-    buffer: &ReduceBuffer<'_>,
-    bytes: usize,
-    magnification: f64,
-) -> impl Iterator<Item = Range<usize>> + use<> {
-    let length = buffer.len();
-    let elements = ((bytes / buffer.element_bytes()) as f64 / magnification).ceil() as usize;
-    (0..length)
-        .step_by(elements)
-        .map(move |start| start..length.min(start + elements))
-}
-
-/// Returns the seconds of a meeting in shared memory.
-fn meeting(link: Link, ranks: usize, bytes: f64) -> f64 {
-    if ranks == 1 {
-        0.0
-    } else {
-        link.seconds(bytes * (ranks - 1) as f64 / ranks as f64)
-    }
-}
-
 /// Shared memory of a recorded rank.
 #[derive(Debug)]
 struct RecordedMemory {
@@ -321,18 +261,29 @@ impl NodeMemory for RecordedMemory {
         mut between: Option<BetweenNodes<'_>>,
     ) -> Result<(), CollectiveError> {
         let state = || self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let magnification = state().magnification;
-        for range in pieces(&buffer, self.bytes, magnification) {
-            let mut piece = buffer.slice(range);
+        let magnification = state().magnification.unwrap_or(1.0);
+        // Rounded up as the reducers do.
+        let elements =
+            ((self.bytes / buffer.element_bytes()) as f64 / magnification).ceil() as usize;
+        let length = buffer.len();
+        for start in (0..length).step_by(elements) {
+            let mut piece = buffer.slice(start..length.min(start + elements));
             let bytes = piece.bytes().len() as f64 * magnification;
-            let seconds = meeting(self.link, self.ranks, bytes);
-            state().operations.push(Operation::Meeting { seconds });
+            let seconds = match self.ranks {
+                1 => 0.0,
+                ranks => self.link.seconds(bytes * (ranks - 1) as f64 / ranks as f64),
+            };
+            let meeting = Operation::Meeting {
+                of_node: true,
+                seconds,
+            };
+            state().operations.push(meeting);
             if let Some(between) = &mut between
                 && self.leads
             {
                 between(piece)?;
             }
-            state().operations.push(Operation::Meeting { seconds });
+            state().operations.push(meeting);
         }
         Ok(())
     }

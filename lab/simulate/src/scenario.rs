@@ -68,7 +68,8 @@ impl Scenario {
         }
     }
 
-    /// Predicts from `measured`, and from `second` for another batch (see [`StepProfile::at_batch`]).
+    /// Predicts from `measured`, and from `second` for another batch, as
+    /// [`StepProfile::at_batch`] does.
     ///
     /// # Errors
     /// As for [`predict`](crate::predict()).

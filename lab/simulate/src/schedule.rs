@@ -23,43 +23,21 @@ struct Clock {
     incoming: [f64; 2],
 }
 
-/// Link of a message between two ranks.
-#[derive(Clone, Copy, Debug)]
-struct Route {
-    inside: bool,
-    seconds: f64,
-}
-
-impl Route {
-    fn new(network: &NetworkModel, from: usize, to: usize, bytes: f64) -> Self {
-        let inside = network.is_inside(from, to);
-        Self {
-            inside,
-            seconds: network.link(inside).seconds(bytes),
-        }
-    }
-}
-
 impl Clock {
-    /// Sends a message and returns its departure.
-    fn send(&mut self, route: Route) -> f64 {
-        let free = &mut self.outgoing[usize::from(route.inside)];
+    /// Sends a message over a link and returns its departure.
+    fn send(&mut self, inside: bool, seconds: f64) -> f64 {
+        let free = &mut self.outgoing[usize::from(inside)];
         let departed = self.now.max(*free);
-        *free = departed + route.seconds;
+        *free = departed + seconds;
         self.now = *free;
         departed
     }
 
     /// Receives a message that departed at `departed`.
-    fn receive(&mut self, route: Route, departed: f64) {
-        let free = &mut self.incoming[usize::from(route.inside)];
-        *free = departed.max(*free) + route.seconds;
+    fn receive(&mut self, inside: bool, seconds: f64, departed: f64) {
+        let free = &mut self.incoming[usize::from(inside)];
+        *free = departed.max(*free) + seconds;
         self.now = self.now.max(*free);
-    }
-
-    /// Completes a collective of `seconds` that the last rank started at `latest`.
-    fn collective(&mut self, latest: f64, seconds: f64) {
-        self.now = self.now.max(latest) + seconds;
     }
 }
 
@@ -84,21 +62,13 @@ struct Rank {
     waits_for: Option<Key>,
 }
 
-/// Reason why a rank waits.
-enum Stop {
-    Finished,
-    Message,
-    Collective(f64),
-    Meeting(f64),
-}
-
 /// State of all ranks.
 struct Schedule<'a> {
     network: &'a NetworkModel,
     magnification: f64,
     operations: &'a [Vec<Operation>],
     ranks: Vec<Rank>,
-    /// Ranks that wait in the collective, and in the meeting of each node.
+    /// Ranks that wait in the meeting of all ranks, and of each node.
     in_collective: usize,
     in_meeting: Vec<usize>,
     /// Ranks that can continue.
@@ -135,40 +105,42 @@ pub(crate) fn finish(
 impl Schedule<'_> {
     fn run(&mut self) -> Result<(), SimulationError> {
         while let Some(index) = self.ready.pop() {
-            let (comers, members, seconds) = match self.advance(index)? {
-                Stop::Finished | Stop::Message => continue,
-                Stop::Collective(seconds) => {
-                    (&mut self.in_collective, 0..self.ranks.len(), seconds)
-                }
-                Stop::Meeting(seconds) => {
+            let Some((of_node, seconds)) = self.advance(index)? else {
+                continue;
+            };
+            let (comers, members) = match of_node {
+                false => (&mut self.in_collective, 0..self.ranks.len()),
+                true => {
                     let each = self.network.ranks_per_node();
                     let node = index / each;
                     let members = node * each..self.ranks.len().min((node + 1) * each);
-                    (&mut self.in_meeting[node], members, seconds)
+                    (&mut self.in_meeting[node], members)
                 }
             };
             *comers += 1;
             if *comers == members.len() {
                 *comers = 0;
-                self.go_on(members, seconds);
+                self.release(members, seconds);
             }
         }
         let waits = |(rank, operations): (&Rank, &Vec<Operation>)| rank.done < operations.len();
         match self.ranks.iter().zip(self.operations).position(waits) {
             None => Ok(()),
-            Some(rank) => Err(SimulationError::Deadlock { rank }),
+            Some(rank) => Err(SimulationError(format!(
+                "simulation: deadlock: rank {rank} waits for a message or a collective"
+            ))),
         }
     }
 
-    /// Runs a rank until it must wait.
-    fn advance(&mut self, index: usize) -> Result<Stop, SimulationError> {
+    /// Runs a rank until it must wait; returns the kind and seconds of a meeting.
+    fn advance(&mut self, index: usize) -> Result<Option<(bool, f64)>, SimulationError> {
         let operations = self.operations;
         while let Some(&operation) = operations[index].get(self.ranks[index].done) {
             match operation {
                 Operation::Send { to, tag, bytes } => self.send(index, to, Some(tag), bytes),
                 Operation::Receive { from, tag, bytes } => {
                     if !self.receive(index, (from, Some(tag)), bytes)? {
-                        return Ok(Stop::Message);
+                        return Ok(None);
                     }
                 }
                 Operation::Exchange {
@@ -182,26 +154,28 @@ impl Schedule<'_> {
                         self.ranks[index].sent = true;
                     }
                     if !self.receive(index, (from, None), incoming)? {
-                        return Ok(Stop::Message);
+                        return Ok(None);
                     }
                     self.ranks[index].sent = false;
                 }
-                Operation::Collective { seconds } => return Ok(Stop::Collective(seconds)),
-                Operation::Meeting { seconds } => return Ok(Stop::Meeting(seconds)),
+                Operation::Meeting { of_node, seconds } => return Ok(Some((of_node, seconds))),
             }
             self.ranks[index].done += 1;
         }
-        Ok(Stop::Finished)
+        Ok(None)
     }
 
-    fn route(&self, from: usize, to: usize, bytes: usize) -> Route {
-        Route::new(self.network, from, to, bytes as f64 * self.magnification)
+    /// Returns whether a message stays inside a node, and its seconds.
+    fn route(&self, from: usize, to: usize, bytes: usize) -> (bool, f64) {
+        let inside = self.network.is_inside(from, to);
+        let link = self.network.link(inside);
+        (inside, link.seconds(bytes as f64 * self.magnification))
     }
 
     fn send(&mut self, index: usize, to: u32, tag: Option<u16>, bytes: usize) {
         let receiver = to as usize;
-        let route = self.route(index, receiver, bytes);
-        let departed = self.ranks[index].clock.send(route);
+        let (inside, seconds) = self.route(index, receiver, bytes);
+        let departed = self.ranks[index].clock.send(inside, seconds);
         let key = (
             u32::try_from(index).expect("a simulated world is smaller than 2^32"),
             tag,
@@ -245,19 +219,21 @@ impl Schedule<'_> {
             }
             .into());
         }
-        let route = self.route(from, index, message.bytes);
-        self.ranks[index].clock.receive(route, message.departed);
+        let (inside, seconds) = self.route(from, index, message.bytes);
+        let clock = &mut self.ranks[index].clock;
+        clock.receive(inside, seconds, message.departed);
         Ok(true)
     }
 
     /// Releases ranks that have met.
-    fn go_on(&mut self, members: Range<usize>, seconds: f64) {
+    fn release(&mut self, members: Range<usize>, seconds: f64) {
         let latest = self.ranks[members.clone()]
             .iter()
             .map(|rank| rank.clock.now)
             .fold(0.0, f64::max);
         for index in members {
-            self.ranks[index].clock.collective(latest, seconds);
+            let clock = &mut self.ranks[index].clock;
+            clock.now = clock.now.max(latest) + seconds;
             self.ranks[index].done += 1;
             self.ready.push(index);
         }
@@ -308,16 +284,12 @@ mod tests {
 
     #[test]
     fn messages_of_another_length_and_missing_messages_are_errors() {
-        let error =
-            |operations: [Vec<Operation>; 2]| finish(&NETWORK, 1.0, &operations).unwrap_err();
-        let mismatch = CollectiveError::LengthMismatch {
-            collective: "receive",
-            rank: 0,
-            expected: 5,
-            got: 4,
-        };
-        assert_eq!(error([vec![send(1)], vec![receive(0, 5)]]), mismatch.into());
-        let deadlock = SimulationError::Deadlock { rank: 1 };
-        assert_eq!(error([Vec::new(), vec![receive(0, 4)]]), deadlock);
+        for (operations, expected) in [
+            ([vec![send(1)], vec![receive(0, 5)]], "expected 5"),
+            ([Vec::new(), vec![receive(0, 4)]], "deadlock: rank 1 waits"),
+        ] {
+            let error = finish(&NETWORK, 1.0, &operations).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

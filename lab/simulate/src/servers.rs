@@ -9,13 +9,12 @@
 //!
 //! - A worker sends one bucket at a time, in order, and waits for its answer.
 //! - A server does one thing at a time: it receives, adds, updates or sends.
-//! - A server beside a worker takes that worker's pushes by a function call, even while it
-//!   receives. Its computation delays the worker, because both share cores.
+//! - A server that is a thread of a worker takes that worker's pushes by a function call, even
+//!   while it receives. Its computation delays the worker, because both share cores.
 //! - A message between nodes slows the computation of its two ranks by the network's share.
 //!   Computation slows the message by the slowdown of sums.
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use distributed::gradients::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
@@ -60,37 +59,6 @@ enum Event {
     /// A worker finishes its step.
     StepEnd { worker: usize },
 }
-
-/// Event with time; the earliest is the greatest, as required by the heap.
-#[derive(Clone, Copy, Debug)]
-struct Timed {
-    time: f64,
-    order: u64,
-    event: Event,
-}
-
-impl Ord for Timed {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other
-            .time
-            .total_cmp(&self.time)
-            .then(other.order.cmp(&self.order))
-    }
-}
-
-impl PartialOrd for Timed {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Timed {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Timed {}
 
 /// Workers and servers of a simulation.
 #[derive(Clone, Copy, Debug)]
@@ -177,7 +145,8 @@ struct Simulation<'a> {
     num_headers: usize,
     num_done: usize,
     num_planned: u64,
-    events: BinaryHeap<Timed>,
+    /// Events by the bits of their time, which order as times from 0 on, and by their number.
+    events: BTreeMap<(u64, u64), Event>,
 }
 
 impl ServerWorld<'_> {
@@ -186,10 +155,10 @@ impl ServerWorld<'_> {
         let mut simulation = Simulation::new(*self);
         (0..self.workers).for_each(|worker| simulation.begin_step(worker, 0.0));
         while simulation.num_done < self.workers {
-            let Some(Timed { time, event, .. }) = simulation.events.pop() else {
+            let Some(((time, _), event)) = simulation.events.pop_first() else {
                 break;
             };
-            simulation.happen(time, event);
+            simulation.happen(f64::from_bits(time), event);
         }
         let workers = &simulation.workers;
         let mean = |part: fn(&Worker) -> f64| {
@@ -244,8 +213,8 @@ impl<'a> Simulation<'a> {
             );
         }
         milestones.push(start + profile.backward_s);
-        // Half of the pause after the mean interval between messages. A worker beside its server
-        // sends no message.
+        // Half of the pause after the mean interval between messages. A worker with
+        // its own server sends no message.
         let senders = world.workers - usize::from(world.placement == ServerPlacement::Beside);
         let num_requests = sizes.len().div_ceil(world.servers) * senders;
         let interval_s = (start + profile.backward_s) / num_requests.max(1) as f64;
@@ -272,18 +241,15 @@ impl<'a> Simulation<'a> {
             num_headers: 0,
             num_done: 0,
             num_planned: 0,
-            events: BinaryHeap::new(),
+            events: BTreeMap::new(),
             world,
         }
     }
 
     fn at(&mut self, time: f64, event: Event) {
         self.num_planned += 1;
-        self.events.push(Timed {
-            time,
-            order: self.num_planned,
-            event,
-        });
+        self.events
+            .insert((time.to_bits(), self.num_planned), event);
     }
 
     fn begin_step(&mut self, worker: usize, now: f64) {
@@ -413,7 +379,7 @@ impl<'a> Simulation<'a> {
         state.pushed += 1;
         state.waits_since = Some(now);
         let index = self.server_of[bucket];
-        // A worker calls the server beside it directly.
+        // A worker calls its own server directly.
         if self.world.rank_of_server(index) == worker {
             self.handle(index, worker, bucket, now);
             return;

@@ -42,7 +42,7 @@ const OUR_FLAGS: [&str; 8] = [
 ];
 
 impl Runs<'_> {
-    /// Submits the job of an attempt, or finds the job of an earlier session, and waits for its end.
+    /// Submits the job of an attempt, or finds the job of an earlier session; waits for its end.
     pub(crate) fn run_job(
         &self,
         attempt: &Attempt<'_>,

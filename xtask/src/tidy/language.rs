@@ -8,14 +8,11 @@ use super::prose::{Kind, Passage, Prose};
 
 /// Folders and pages whose prose is not rewritten yet.
 pub(super) const NOT_YET: &[&str] = &[
-    "cluster/",
     "distributed/src/on_device.rs",
     "distributed/src/reducer/",
     "docs/reference/",
     "lab/records/",
     "lab/report/",
-    "lab/simulate/",
-    "lab/study/",
     "trainer/",
 ];
 

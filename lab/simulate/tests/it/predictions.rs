@@ -170,7 +170,7 @@ fn local_sgd_after_every_step_is_an_all_reduce_of_parameters_and_velocities() {
 
 #[test]
 fn half_of_the_bytes_take_half_of_the_time_and_encoding_is_added() {
-    // Without latency, and with as many ranks as a power of two, the algorithms send the same bytes.
+    // Without latency, and with a power of two of ranks, the algorithms send the same bytes.
     let network = NetworkModel::new(Link {
         alpha: 0.0,
         beta: 1e-8,
@@ -332,7 +332,8 @@ fn factors_and_largest_elements_send_what_their_compressors_send() {
         let prediction = predict(&with_parameters(), method, &network, 4, false).unwrap();
         prediction.communication_s - header_s(&network, 4.0)
     };
-    // An all-reduce sends 2 (N-1)/N of rank (64 + 576) numbers a matrix; the gather 3 times 8 bytes for 1 % of the elements.
+    // An all-reduce sends 2 (N-1)/N of rank (64 + 576) numbers a matrix; the gather 3 times 8
+    // bytes for 1 % of the elements.
     let factors = 1.5 * 8.0 * 4.0 * 640.0 * 4.0 * 1e-8;
     assert!((seconds(CompressionKind::PowerSgd { rank: 4 }) / factors - 1.0).abs() < 1e-3);
     let largest = 3.0 * 8.0 * 8.0 * 368.64 * 1e-8;
@@ -451,17 +452,6 @@ fn impossible_worlds_and_profiles_are_refused() {
     assert_eq!(
         refused(&negative, RING.into(), 2),
         "step profile: expected ready_s finite and not negative, got -0.5"
-    );
-    let backwards = NetworkModel::new(Link {
-        alpha: -1e-6,
-        beta: 1e-9,
-    });
-    let error = predict(&profile(), RING, &backwards, 2, true)
-        .unwrap_err()
-        .to_string();
-    assert_eq!(
-        error,
-        "network: expected alpha and beta of each link finite and not negative, got -0.000001 and 0.000000001"
     );
     let empty = StepProfile::default();
     assert_eq!(
