@@ -1,9 +1,8 @@
-//! A comparison with other frameworks: the cells of a study that name a framework, and their
-//! results.
+//! A comparison with other frameworks: cells of a study with a framework.
 //!
 //! In: a [`Study`] and its attempts. Out: [`Comparison`].
 //! Invariant: a throughput counts only if its losses agree with Lockstep's on the same job. Ratios
-//! and speedups are taken within a round, between measurements begun within an hour of each other.
+//! and speedups are taken within a round, between measurements that began within an hour.
 
 use crate::measurement::{self, ratios};
 use crate::number::nans_if_null;
@@ -50,13 +49,13 @@ const IMAGENET_TOLERANCES: [(usize, [f64; 2]); 2] =
 /// All frameworks on the same jobs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// Begin in UTC, RFC 3339.
+    /// Start in UTC, RFC 3339.
     pub created: String,
     /// Commit of Lockstep's program.
     pub commit: String,
     /// Machine of the measurements.
     pub machine: Machine,
-    /// What all jobs have in common, by name.
+    /// Common properties of all jobs, by name.
     pub job: Vec<(String, String)>,
     /// One row for each framework and job.
     pub rows: Vec<ComparisonRow>,
@@ -77,7 +76,7 @@ pub struct ComparisonRow {
     pub variant: String,
     /// Options other than the framework's own defaults, by name.
     pub setting: BTreeMap<String, String>,
-    /// Name of the option that a search varied; empty in a comparison's rounds.
+    /// Name of the option that a search varied; empty in the rounds of a comparison.
     pub tried: String,
     /// Network.
     pub model: String,
@@ -99,13 +98,13 @@ pub struct ComparisonRow {
     pub ratio: Option<Estimate>,
     /// Speed over the framework's own single rank.
     pub speedup: Option<Estimate>,
-    /// Whether the losses are Lockstep's within rounding; `None` if either has none.
+    /// True if the losses agree with Lockstep's; `None` if either has none.
     pub loss_agrees: Option<bool>,
-    /// Whether the speed may be compared.
+    /// True if the speed is comparable.
     pub counts: bool,
 }
 
-/// One framework's training on images.
+/// Training of one framework on images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Course {
     /// Name in tables.
@@ -122,29 +121,29 @@ pub struct Course {
     pub seed: u64,
     /// Folder of the images.
     pub data_dir: String,
-    /// Ascending.
+    /// Epochs, ascending.
     pub epochs: Vec<CourseEpoch>,
-    /// Reason why there are no epochs.
+    /// Reason for missing epochs.
     pub gap: Option<String>,
 }
 
-/// The end of an epoch.
+/// Epoch of another framework's training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CourseEpoch {
-    /// From 1.
+    /// Number of the epoch, from 1.
     pub epoch: u64,
-    /// Nats.
+    /// Mean training loss, nats.
     pub train_loss: Option<f64>,
-    /// Share 0..1.
+    /// Share of correct answers on the test images, 0..1.
     pub test_top1: Option<f64>,
-    /// Seconds of training and evaluation since the images are decoded in memory.
+    /// Seconds of training and evaluation since all images were decoded.
     pub elapsed_s: Option<f64>,
     /// Training images over the seconds of the epoch without its evaluation.
     pub images_per_second: Option<f64>,
 }
 
-/// The file that a rank or server of another framework writes at its end.
+/// Output of a rank or server of another framework.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerResult {
@@ -159,11 +158,11 @@ pub struct PeerResult {
     /// Losses of this rank in all steps, nats.
     #[serde(deserialize_with = "nans_if_null")]
     pub losses: Vec<f64>,
-    /// Bytes.
+    /// Peak memory, bytes.
     pub peak_memory_bytes: u64,
     /// Bytes after the import of the framework.
     pub import_memory_bytes: u64,
-    /// Begin and end of the measured steps, seconds since 1970.
+    /// Start and end of the measured steps, seconds since 1970.
     pub measured_unix_s: Option<[f64; 2]>,
     /// Epochs of a training on images.
     pub epochs: Vec<CourseEpoch>,

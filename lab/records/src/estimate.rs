@@ -1,4 +1,4 @@
-//! A quantity that was measured several times: its middle, and where the true middle lies.
+//! Median of several measurements of one quantity, with a confidence interval.
 //!
 //! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rules 5 to
 //! 7: medians with non-parametric confidence intervals; Le Boudec 2010, Performance evaluation of
@@ -7,28 +7,29 @@
 use crate::median;
 use serde::{Deserialize, Serialize};
 
-/// How sure an interval must be.
+/// Confidence of an interval.
 pub const CONFIDENCE: f64 = 0.95;
 
-/// The normal distribution's 97.5 % quantile.
+/// The 97.5 % quantile of the normal distribution.
 const NORMAL_QUANTILE: f64 = 1.959_963_985;
 
-/// Up to this number the binomial distribution is summed; 2^-n is a number.
+/// Most values for which the binomial distribution is summed; 2^-n is still a normal number.
 const MOST_SUMMED: usize = 1000;
 
-/// The middle of several measurements, in their unit.
+/// Median of several measurements, in their unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// Of the measurements.
+    /// Median of the measurements.
     pub median: f64,
-    /// Two of the measurements, least and most, between which the true median lies with a
-    /// probability of at least 95 %, whatever their distribution; none for fewer than six.
+    /// Smallest and largest bound of the true median, with a confidence of at least 95 % for any
+    /// distribution; absent (null) below six measurements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<[f64; 2]>,
 }
 
 impl Estimate {
-    /// Of independent measurements; none of none, or where one of them is not finite.
+    /// Estimates from independent measurements; `None` without measurements, or if one is not
+    /// finite.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -39,7 +40,7 @@ impl Estimate {
         Some(Estimate { median, interval })
     }
 
-    /// All of it times a positive factor.
+    /// Returns the estimate times a positive factor.
     pub fn scaled(self, factor: f64) -> Self {
         Estimate {
             median: self.median * factor,
@@ -49,13 +50,14 @@ impl Estimate {
         }
     }
 
-    /// Whether it is known to be above or below `value`; false where there is no interval.
+    /// Returns true if the interval excludes `value`; false without an interval.
     pub fn differs_from(&self, value: f64) -> bool {
         self.interval
             .is_some_and(|[low, high]| value < low || high < value)
     }
 
-    /// As a table shows it: `0.51 (0.49 to 0.53)`; the median alone where there is no interval.
+    /// Formats the estimate for a table: `0.51 (0.49 to 0.53)`, or only the median without an
+    /// interval.
     pub fn shown(&self, decimals: usize) -> String {
         let median = format!("{:.decimals$}", self.median);
         match self.interval {
@@ -65,11 +67,10 @@ impl Estimate {
     }
 }
 
-/// The positions, from 0, of the two of `number` ascending values between which the true median
-/// lies with at least 95 % confidence.
+/// Returns the positions, from 0, of two of `number` ascending values between which the true median
+/// lies with at least 95 % confidence; `None` below six values.
 ///
-/// The number of values below the median is binomial with probability 1/2, whatever their
-/// distribution. `None` below six values.
+/// The number of values below the median is binomial with probability 1/2, for any distribution.
 pub fn median_interval(number: usize) -> Option<(usize, usize)> {
     let outside = (1.0 - CONFIDENCE) / 2.0;
     let from_one = if number <= MOST_SUMMED {

@@ -1,5 +1,4 @@
-//! Hashes of the first steps of a run, a line of `hashes.jsonl` each, for comparison with a
-//! repetition.
+//! Hashes of the first steps of a run, in `hashes.jsonl`.
 //!
 //! Invariant: each value has 16 hexadecimal digits.
 

@@ -1,10 +1,10 @@
 //! Speeds of one setting, and their comparison: the analysis behind every table of speeds.
 //!
-//! In: a [`Study`] and its attempts. Out: [`Measurement`]s, speedups, the attempts that a prediction
-//! stands for.
+//! In: a [`Study`] and its attempts. Out: [`Measurement`]s, speedups, the attempts that a
+//! prediction stands for.
 //! Invariant: a ratio is taken within a repetition, between attempts begun within an hour of each
-//! other, so that drift of the machine affects both. The reference of a speedup is one rank with the
-//! same settings, otherwise the fewest ranks of the same line.
+//! other, so that drift of the machine affects both. The reference of a speedup is one rank with
+//! the same settings, otherwise the fewest ranks of the same line.
 
 use crate::settings::{count_all_passes, differences, is_of_several, is_of_work, method, text};
 use crate::{AttemptRecord, Estimate, PredictionFile, PredictionRecord, Spread, Status};

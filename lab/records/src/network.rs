@@ -77,8 +77,8 @@ pub struct SizeTimes {
     pub seconds_p10: f64,
     /// Time above which a tenth of the repetitions are.
     pub seconds_p90: f64,
-    /// Larger side of the median's 95 % confidence interval, as a share of the median; absent (null)
-    /// below six repetitions.
+    /// Larger side of the median's 95 % confidence interval, as a share of the median; absent
+    /// (null) below six repetitions.
     pub relative_half_width: Option<f64>,
     /// Number of repetitions.
     pub repetitions: u64,

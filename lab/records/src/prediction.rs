@@ -1,15 +1,16 @@
-//! Predicted speeds of more ranks: what `trainer predict-scaling --output` writes.
+//! Predicted speeds of many ranks, as written by `trainer predict-scaling --output`.
 //!
-//! Invariant: a prediction's cell is the one it names, else the file's at its place.
+//! Invariant: a prediction belongs to the cell that it names, otherwise to the file's cell at its
+//! index.
 
 use crate::{BucketRecord, LayerSeconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What such a file says of itself.
+/// Value of `schema`.
 pub const PREDICTION_SCHEMA: &str = "lockstep.prediction/1";
 
-/// The step that was predicted from, seconds.
+/// Step from which the speeds were predicted, seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProfileFacts {
@@ -21,31 +22,31 @@ pub struct ProfileFacts {
     pub optimizer_s: f64,
     /// Waiting for images.
     pub input_s: f64,
-    /// All else.
+    /// Remainder.
     pub other_s: f64,
-    /// Standard deviation of a step, of which the slowest rank's delay follows.
+    /// Standard deviation of a step, from which the delay of the slowest rank follows.
     pub spread_s: f64,
-    /// In the order of their reduction.
+    /// Buckets in the order of their reduction.
     pub buckets: Vec<BucketRecord>,
-    /// The backward pass by layer.
+    /// Layers in the backward pass.
     pub layers: Vec<LayerSeconds>,
 }
 
-/// The network that was predicted for.
+/// Network of the predictions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NetworkFacts {
-    /// As it was called.
+    /// Name.
     pub name: String,
-    /// `named`, `flags`, or `measured` and the file.
+    /// Source: `named`, `flags`, or `measured` and the file.
     pub source: String,
-    /// Seconds a message.
+    /// Latency, seconds per message.
     pub alpha_s: f64,
-    /// Bytes a second.
+    /// Bandwidth, bytes per second.
     pub bytes_per_second: f64,
     /// Ranks on each node.
     pub ranks_per_node: Option<usize>,
-    /// As `--network` reads it, with what lies inside a node.
+    /// Text for `--network`, with the links inside a node.
     pub text: String,
 }
 
@@ -53,11 +54,11 @@ pub struct NetworkFacts {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PredictionRecord {
-    /// The method in one word, as `--methods` reads it.
+    /// Synchronisation method, as `--methods` names it.
     pub method: String,
     /// `--sync`.
     pub sync: String,
-    /// `--reduction`, of an uncompressed all-reduce.
+    /// `--reduction`; absent (null) with compression or without all-reduce.
     pub reduction: Option<String>,
     /// `--compress`.
     pub compress: Option<String>,
@@ -73,48 +74,46 @@ pub struct PredictionRecord {
     pub batch_size_per_rank: usize,
     /// `weak` or `strong`.
     pub scaling: String,
-    /// A step, milliseconds.
+    /// Time of a step, milliseconds.
     pub step_ms: Option<f64>,
-    /// What one rank alone computes of it, milliseconds: a step where communication costs nothing
-    /// and no rank is slower than others.
+    /// Time of a step without communication and stragglers, milliseconds.
     pub compute_ms: Option<f64>,
-    /// Over all ranks.
+    /// Speed of all ranks.
     pub images_per_second: Option<f64>,
-    /// Times as fast as one rank.
+    /// Speed over that of one rank.
     pub speedup: Option<f64>,
-    /// Speedup a rank.
+    /// Speedup over the number of ranks.
     pub efficiency: Option<f64>,
-    /// Gradients travel, hidden or not, milliseconds a step.
+    /// Communication per step, hidden or exposed, milliseconds.
     pub communication_ms: Option<f64>,
-    /// A step is longer by it than without the others, but for stragglers; milliseconds.
+    /// Exposed communication per step, without stragglers, milliseconds.
     pub exposed_ms: Option<f64>,
-    /// A step in which a rank waits, for gradients or for slower ranks, milliseconds; mean over the
-    /// ranks.
+    /// Waiting per step, for gradients or slower ranks, milliseconds; mean over the ranks.
     pub waiting_ms: Option<f64>,
-    /// Limit of a bucket.
+    /// Largest bucket, bytes.
     pub bucket_bytes: Option<u64>,
-    /// Limit with which training is fastest; none where nothing is sent in buckets or alone.
+    /// Largest bucket with the highest speed, bytes; absent (null) on one rank or without buckets.
     pub best_bucket_bytes: Option<u64>,
-    /// Speed with that one.
+    /// Speed with the best bucket.
     pub best_images_per_second: Option<f64>,
-    /// The measured cell of a study that it stands for.
+    /// Id of the predicted cell of a study.
     pub cell: Option<String>,
-    /// Which repetition of the cell, if it was made for one alone, before that ran.
+    /// Predicted repetition of the cell; absent (null) if the prediction is for all repetitions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repetition: Option<u64>,
 }
 
-/// What `--output` writes: a profile of one rank, a network, and what follows of them.
+/// A profile of one rank, a network, and predictions from both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PredictionFile {
     /// [`PREDICTION_SCHEMA`].
     pub schema: String,
-    /// In UTC, RFC 3339.
+    /// Time of writing in UTC, RFC 3339.
     pub created: String,
     /// Commit of the program, or "unknown".
     pub commit: String,
-    /// Name of the network of layers.
+    /// Name of the neural network.
     pub model: String,
     /// Number format of activations.
     pub dtype: String,
@@ -124,48 +123,48 @@ pub struct PredictionFile {
     pub batch_size_per_rank: usize,
     /// Compute threads of the measured rank.
     pub threads: Option<usize>,
-    /// Kernels and further options of its work, under the names that a study has for them.
+    /// Kernels and further options of the rank's work, by the names that studies use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub work: BTreeMap<String, String>,
     /// The measured step.
     pub profile: ProfileFacts,
     /// The network between ranks.
     pub network: NetworkFacts,
-    /// By method, then ranks.
+    /// Predictions by method, then ranks.
     pub predictions: Vec<PredictionRecord>,
-    /// Published figures and what the same simulation says of them.
+    /// Published figures, and their simulation.
     pub published: Vec<PublishedFigure>,
-    /// Cells of a study that the predictions stand for, in their order.
+    /// Predicted cells of a study, in the order of the predictions.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cells: Vec<Option<String>>,
 }
 
-/// A published figure next to the simulation's.
+/// Published figure and its simulation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PublishedFigure {
-    /// Who says so.
+    /// Source.
     pub source: String,
-    /// What was measured.
+    /// Measured quantity.
     pub what: String,
-    /// GPUs.
+    /// Number of GPUs.
     pub ranks: u64,
-    /// Speedup a GPU, as published.
+    /// Speedup per GPU, as published.
     pub published_efficiency: Option<f64>,
-    /// Speedup a GPU, as simulated.
+    /// Speedup per GPU, as simulated.
     pub predicted_efficiency: Option<f64>,
-    /// What of the simulation's input the source does not tell.
+    /// Assumptions of the simulation that the source does not state.
     pub assumed: String,
 }
 
-/// Whether what was created then was there before a run began, both in UTC, RFC 3339; a run that
-/// does not tell its begin has none.
+/// Returns true if a prediction was created before a run began, both in UTC, RFC 3339; false if the
+/// start of the run is unknown.
 pub fn is_in_time(created: &str, started: Option<&str>) -> bool {
     started.is_some_and(|started| !started.is_empty() && created <= started)
 }
 
 impl PredictionFile {
-    /// The cell of a study that the prediction at this place stands for.
+    /// Returns the cell of a study that the prediction at this index is for.
     pub fn cell(&self, index: usize) -> Option<&str> {
         let own = self
             .predictions

@@ -71,7 +71,8 @@ pub struct ProfileFile {
     pub steps: usize,
     /// Mean time of a step without waiting for other ranks.
     pub step_s: f64,
-    /// Standard deviation of a step's time without drift, from differences between neighbouring steps.
+    /// Standard deviation of a step's time without drift, from differences between neighbouring
+    /// steps.
     pub step_spread_s: f64,
     /// Forward pass.
     pub forward_s: f64,

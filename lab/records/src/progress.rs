@@ -53,15 +53,15 @@ impl RunProgress {
         self.epochs.checked_mul(self.steps_per_epoch)
     }
 
-    /// Returns the time left at this session's speed, with evaluations and checkpoints; `None` before
-    /// the first step.
+    /// Returns the time left at this session's speed, with evaluations and checkpoints; `None`
+    /// before the first step.
     pub fn time_left(&self) -> Option<Duration> {
         let num_left = self.all_steps()?.saturating_sub(self.step);
         Duration::try_from_secs_f64(num_left as f64 * self.seconds_per_step()?).ok()
     }
 
-    /// Returns the time per step of this session, with evaluations and checkpoints; `None` before the
-    /// first step.
+    /// Returns the time per step of this session, with evaluations and checkpoints; `None` before
+    /// the first step.
     pub fn time_per_step(&self) -> Option<Duration> {
         Duration::try_from_secs_f64(self.seconds_per_step()?).ok()
     }

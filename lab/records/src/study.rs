@@ -1,19 +1,19 @@
-//! A study: its plan, `study.json`, and its attempts, a line each of `records.jsonl`.
+//! A study: `study.json`, the plan, and `records.jsonl`, its attempts.
 //!
-//! Invariant: what cannot be learned of a machine or a run is null, and so absent for a reader.
+//! Invariant: unknown facts about a machine or a run are null, which equals absent.
 
 use crate::settings::text;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// What `study.json` says of itself.
+/// Value of `schema` in `study.json`.
 pub const STUDY_SCHEMA: &str = "lockstep.study/1";
 
-/// What a line of `records.jsonl` says of itself.
+/// Value of `schema` in a line of `records.jsonl`.
 pub const ATTEMPT_SCHEMA: &str = "lockstep.study.record/1";
 
-/// What was to be measured, where and why.
+/// Plan of a study, and the machines on which it ran.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Study {
@@ -21,64 +21,62 @@ pub struct Study {
     pub schema: String,
     /// Short name.
     pub name: String,
-    /// One line.
+    /// Title in one line.
     pub title: String,
-    /// What it is for.
+    /// Question of the study.
     pub about: String,
-    /// Begin in UTC, RFC 3339.
+    /// First start in UTC, RFC 3339.
     pub created: Option<String>,
     /// Commit of the program that made the first records.
     pub commit: Option<String>,
-    /// SHA-256 of that program in hexadecimal; a commit does not tell what was changed and not
-    /// committed.
+    /// SHA-256 of that program in hexadecimal; shows uncommitted changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program_sha256: Option<String>,
-    /// Where it ran first.
+    /// Machine of the first start.
     pub machine: Machine,
-    /// Starts by another program, or on a machine with another system, than the start before them,
-    /// in time.
+    /// Later starts by another program or on another system, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub later_starts: Vec<StudyStart>,
-    /// The whole study file.
+    /// Text of the study file.
     pub toml: String,
-    /// What the command line set otherwise than the file, TOML.
+    /// Keys that the command line changed, TOML.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub set: String,
-    /// What was left out of each measurement.
+    /// Steps left out of each measurement.
     pub warmup: String,
-    /// How speeds were counted.
+    /// Definition of images/s.
     pub images_per_second_means: String,
-    /// Accuracy that is aimed at, share 0..1, if the study names one.
+    /// Target accuracy, share 0..1; absent (null) without one.
     pub target_accuracy: Option<f64>,
-    /// What was to be measured.
+    /// Cells of the plan.
     pub cells: Vec<StudyCell>,
-    /// What the plan has no more but records are of: such a cell may come back, and counts nowhere
-    /// until then.
+    /// Cells of earlier plans that have records. They do not count unless the plan names them
+    /// again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub earlier_cells: Vec<StudyCell>,
 }
 
-/// By what, where and from when on attempts were made; `started` tells which.
+/// Start of a study by another program or on another system.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StudyStart {
-    /// In UTC, RFC 3339.
+    /// Start in UTC, RFC 3339.
     pub since: Option<String>,
     /// Commit of the program.
     pub commit: Option<String>,
     /// SHA-256 of the program in hexadecimal.
     pub program_sha256: Option<String>,
-    /// Where.
+    /// Machine.
     pub machine: Machine,
 }
 
-/// The machine of a study or comparison.
+/// Machine of a study.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
-    /// Processor.
+    /// Name of the CPU.
     pub cpu_model: Option<String>,
-    /// Processors to use.
+    /// CPUs available to the process.
     pub cpu_count: u64,
     /// Memory, bytes.
     pub memory_bytes: Option<u64>,
@@ -94,17 +92,17 @@ pub struct Machine {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StudyCell {
-    /// Unique in the study.
+    /// Identifier, unique in the study.
     pub id: String,
     /// `bench`, `train` or `netbench`.
     pub kind: String,
-    /// By name.
+    /// Settings by name.
     pub settings: Map<String, Value>,
-    /// The trainer's command and flags.
+    /// Command and flags of the trainer.
     pub arguments: Vec<String>,
     /// Repetitions to measure.
     pub repetitions: u64,
-    /// Options of another framework that differ from its defaults, by name.
+    /// Returns a setting as text; empty if absent.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub setting: BTreeMap<String, String>,
     /// Name of the option that a search for another framework's best setting varied.
@@ -113,27 +111,27 @@ pub struct StudyCell {
 }
 
 impl StudyCell {
-    /// A setting as text; empty without it.
+    /// Returns a setting as text; empty if absent.
     pub fn setting(&self, key: &str) -> String {
         self.settings.get(key).and_then(text).unwrap_or_default()
     }
 }
 
-/// How an attempt ended.
+/// Status of an attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It has a result.
+    /// The attempt has a result.
     #[default]
     Ok,
-    /// It has a result, but others used the processors meanwhile.
+    /// The attempt has a result, but other programs used the CPUs.
     Disturbed,
-    /// It has none.
+    /// The attempt has no result.
     Failed,
 }
 
 impl Status {
-    /// As it is written.
+    /// Returns the name in the file.
     pub fn name(self) -> &'static str {
         match self {
             Status::Ok => "ok",
@@ -149,42 +147,41 @@ impl Status {
 pub struct AttemptRecord {
     /// [`ATTEMPT_SCHEMA`].
     pub schema: String,
-    /// The cell's id.
+    /// Id of the cell.
     pub cell: String,
-    /// From 1.
+    /// Repetition, from 1.
     pub repetition: u64,
-    /// From 1.
+    /// Attempt, from 1.
     pub attempt: u64,
-    /// How it ended.
+    /// Status at the end.
     pub status: Status,
-    /// Why it is not ok.
+    /// Reason for a status other than `ok`.
     pub why: Option<String>,
-    /// Begin in UTC, RFC 3339.
+    /// Start in UTC, RFC 3339.
     pub started: Option<String>,
     /// Seconds of the whole attempt.
     pub seconds: Option<f64>,
-    /// As a shell reads it.
+    /// Command line, quoted for a shell.
     pub command: String,
-    /// Its files, below the study's directory.
+    /// Directory of its files, below the study's directory.
     pub directory: String,
-    /// How quiet the machine was, if somebody looked.
+    /// Use of the machine by other programs; absent (null) if not observed.
     pub quiet: Option<Quiet>,
-    /// What the trainer wrote: a [`crate::BenchResult`], a [`crate::Summary`], or null; of any
-    /// version, so as it was.
+    /// Output of the trainer: a [`crate::BenchResult`], a [`crate::Summary`], or null.
     pub result: Value,
 }
 
 impl AttemptRecord {
-    /// Returns the speed in images/s, if the result has one: a number in a result of `bench`, a mean
-    /// in one of `train`.
+    /// Returns the speed in images/s, if the result has one: a number in a result of `bench`, a
+    /// mean in one of `train`.
     pub fn images_per_second(&self) -> Option<f64> {
         let speed = &self.result["images_per_second"];
         let speed = speed.as_f64().or_else(|| speed["mean"].as_f64());
         speed.filter(|speed| *speed > 0.0)
     }
 
-    /// What its result tells of a rank's work, if it is one of `bench`, under the names that
-    /// settings have.
+    /// Returns the parts of a rank's work that a result of `bench` reports, by the names of
+    /// settings.
     pub fn work(&self) -> BTreeMap<String, String> {
         let own = ["kernels", "grad_accum_steps"].map(|key| (key, &self.result[key]));
         let options = self.result["options"].as_object().into_iter().flatten();
@@ -196,29 +193,29 @@ impl AttemptRecord {
     }
 }
 
-/// What others took of the processors before and during a run.
+/// Use of the CPUs by other programs before and during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Quiet {
-    /// Before it, if somebody looked.
+    /// Use before the run; absent (null) if not observed.
     pub before: Option<OtherCores>,
-    /// During it.
+    /// Use during the run.
     pub during: Option<OtherCores>,
-    /// Lowest clock rate of any processor, megahertz.
+    /// Lowest clock rate of any CPU, megahertz.
     pub mhz_min: Option<f64>,
-    /// Highest clock rate of any processor, megahertz.
+    /// Highest clock rate of any CPU, megahertz.
     pub mhz_max: Option<f64>,
-    /// Cores from which on a run counts as disturbed; none without a limit.
+    /// Cores above which a run counts as disturbed; absent (null) without a limit.
     pub limit_cores: Option<f64>,
 }
 
-/// What others took, in cores.
+/// Use of the CPUs, in cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OtherCores {
-    /// Processor time of all processes that are not ours, by wall-clock time.
+    /// CPU time of other processes per second of wall time.
     pub other_cores: Option<f64>,
-    /// Time that a hypervisor gave to other machines.
+    /// CPU time that a hypervisor gave to other machines, per second of wall time.
     pub steal_cores: Option<f64>,
 }
 

@@ -14,18 +14,19 @@ const START: u32 = 1 << 16;
 /// Good steps in a row after which the factor doubles.
 const GROWTH_INTERVAL: u32 = 2000;
 
-/// The factor of the present step, and the counts that change it.
+/// Factor on the loss in the current step, and the counts that change it.
 ///
 /// # Differs from PyTorch
-/// The factor stays between 1 and 2^24; at 1, gradients that are not finite are an error.
+/// The factor stays between 1 and 2^24. At 1, gradients that are not finite are an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossScale {
-    /// Whether an overflow halves the factor and good steps double it.
+    /// True if an overflow halves the factor and good steps double it.
     is_dynamic: bool,
+    /// Factor on the loss.
     factor: u32,
     /// Steps since the factor last changed.
     num_good_steps: u32,
-    /// Steps of the whole run that were skipped because gradients overflowed.
+    /// Steps of the run that were skipped because gradients overflowed.
     num_overflows: u64,
 }
 
@@ -45,17 +46,17 @@ impl LossScale {
         }
     }
 
-    /// Returns the factor on the loss, by which gradients are divided.
+    /// Factor on the loss.
     pub fn factor(&self) -> u32 {
         self.factor
     }
 
-    /// Returns true if an overflow of the gradients halves the factor.
+    /// True if an overflow halves the factor and good steps double it.
     pub fn is_dynamic(&self) -> bool {
         self.is_dynamic
     }
 
-    /// Steps of the whole run that were left out because gradients overflowed.
+    /// Steps of the run that were skipped because gradients overflowed.
     pub fn num_overflows(&self) -> u64 {
         self.num_overflows
     }

@@ -20,10 +20,11 @@ use std::time::Duration;
 pub struct ScoreSums {
     /// Sum of the losses, nats.
     pub loss_sum: f64,
+    /// Number of samples.
     pub num_samples: u64,
-    /// Samples whose likeliest class was correct.
+    /// Samples whose most likely class was correct.
     pub top1_correct: u64,
-    /// Samples whose class was among the five likeliest.
+    /// Samples whose class was among the five most likely.
     pub top5_correct: u64,
 }
 

@@ -20,32 +20,32 @@ const MAX_RANKS: usize = 1 << 20;
 /// Limit of the samples of an epoch.
 const MAX_SAMPLES: u64 = 1 << 53;
 
-/// Position of a run. All randomness is a function of the seed and this position, so it is the
-/// random state as well.
+/// Position of a run, which determines the random state together with the seed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Progress {
-    /// The present epoch, from 0.
+    /// Current epoch, from 0.
     pub epoch: u64,
-    /// Updates of the whole run.
+    /// Updates since the start of the run.
     pub step: u64,
-    /// Updates of this epoch: the sample cursor is this times the global batch size.
+    /// Updates of this epoch. The sample cursor is this number times the global batch size.
     pub step_in_epoch: u64,
-    /// Updates that `epoch` and `step_in_epoch` do not count: not 0 if the number of images, and so
-    /// of an epoch's steps, changed.
+    /// Updates that `epoch` and `step_in_epoch` do not count; not 0 if the number of images
+    /// changed.
     pub extra_steps: i64,
-    /// Steps of the whole run that were skipped because a loss or gradient was not finite.
+    /// Skipped steps of the run; their loss or gradient was not finite.
     pub skipped_steps: u64,
-    /// Images of the finished epochs.
+    /// Images of the completed epochs.
     pub images: u64,
-    /// Time of this epoch so far, seconds, in all sessions.
+    /// Time of this epoch so far, over all sessions, seconds.
     pub epoch_seconds: f64,
     /// Scores of this epoch so far, over all ranks.
     pub epoch_scores: ScoreSums,
-    /// The best evaluation so far.
+    /// Best evaluation so far.
     pub best: Option<Best>,
+    /// Evaluations since the best one.
     pub evaluations_since_best: u64,
-    /// Record of the last finished epoch.
+    /// Record of the last completed epoch.
     pub last_record: Option<EpochRecord>,
 }
 
@@ -112,7 +112,7 @@ impl Progress {
     }
 }
 
-/// Input and classes of a trained model, with which it can be used without its data set.
+/// Input and classes of a trained model, which make it usable without its data set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelInput {
     /// Height of an image, pixels.
@@ -218,26 +218,30 @@ impl ModelInput {
     }
 }
 
-/// The content of `state.json`.
+/// Content of `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CheckpointState {
+    /// Version of the format.
     pub format: u32,
-    /// Version of the program that wrote it.
+    /// Version of the program.
     pub version: String,
+    /// Position of the run.
     pub progress: Progress,
-    /// Ranks that wrote it, each with its own norm statistics.
+    /// Ranks that wrote the checkpoint, each with its norm statistics.
     pub world_size: usize,
-    /// Hash of all bits of the parameters in training, not of their average if one is kept.
+    /// Hash of the parameters in training, not of their moving average.
     pub parameter_hash: String,
+    /// Factor on the loss.
     pub loss_scale: LossScale,
+    /// Input and classes of the model.
     pub input: ModelInput,
     /// Checksum of the train split.
     pub dataset_checksum: String,
-    /// Checksum of the val split, if there is one.
+    /// Checksum of the val split; absent (null) without one.
     pub val_checksum: Option<String>,
-    /// Checksum of the test split, if there is one.
+    /// Checksum of the test split; absent (null) without one.
     pub test_checksum: Option<String>,
-    /// The resolved configuration.
+    /// Resolved configuration.
     pub config: serde_json::Value,
     /// SHA-256 of the other files.
     pub files: BTreeMap<String, String>,
