@@ -40,7 +40,7 @@ use crate::run::session::Session;
 use crate::run::tensorboard;
 use crate::run::train::{Outcome, fit};
 use crate::step;
-use crate::step::optimizer::CustomOptimizer;
+use crate::step::CustomOptimizer;
 use crate::world::ranks::{Role, World};
 
 /// Trains the configured model.

@@ -27,9 +27,9 @@ use crate::run::checkpoint::{
 };
 use crate::run::directory::CHECKPOINTS;
 use crate::run::session::Session;
+use crate::step::OptimizerState;
 use crate::step::Stepper;
 use crate::step::ema::Ema;
-use crate::step::optimizer::OptimizerState;
 
 /// Tag of messages with a rank's residual.
 const RESIDUAL_TAG: u16 = 104;

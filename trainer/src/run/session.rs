@@ -15,7 +15,7 @@ use crate::model::metric::Metric;
 use crate::run::best::BestRule;
 use crate::run::directory::RunDirectory;
 use crate::run::resumption::Resumption;
-use crate::step::optimizer::CustomOptimizer;
+use crate::step::CustomOptimizer;
 use crate::world::stop::StopFlag;
 
 /// One start of a run, without its model.

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use distributed::Communicator;
 use distributed::gradients::Traffic;
+use distributed::replica::ParameterEntry;
 use distributed::watchdog::RankStatus;
 
-use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncConfig};
+use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncConfig, SyncMethod};
 use crate::model::loss::{CrossEntropy, Loss};
 use crate::step::gradient_noise::NoiseBatches;
-use crate::step::optimizer::CustomOptimizer;
+use crate::step::host::CustomOptimizer;
+use crate::step::sync_plan::{meets_after, staleness};
 
 /// The configuration of a rank's steps, without model and data.
 #[derive(Clone, Debug)]
@@ -111,6 +113,21 @@ pub(super) enum SyncMode {
 }
 
 impl SyncMode {
+    /// Returns the mode of a step; the same on all ranks.
+    pub(super) fn of(method: &SyncMethod, context: &StepContext) -> Self {
+        match method {
+            SyncMethod::LocalSgd { from_step, .. } if context.step < *from_step => Self::Global,
+            SyncMethod::LocalSgd { .. }
+                if context.must_sync || meets_after(method, context.step) =>
+            {
+                Self::LocalThenAverage
+            }
+            SyncMethod::LocalSgd { .. } => Self::Local,
+            _ if staleness(method).is_some() => Self::Push,
+            _ => Self::Global,
+        }
+    }
+
     /// Returns true if buckets leave this rank.
     pub(super) fn reduces(self) -> bool {
         matches!(self, Self::Global | Self::Push)
@@ -142,4 +159,31 @@ pub(super) struct Step {
 pub(super) struct Agreed {
     pub(super) stop: bool,
     pub(super) traffic: Traffic,
+}
+
+/// The state of an optimizer in a checkpoint, without the parameters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OptimizerState {
+    /// Velocities, flat in module order; or first moments, followed by second moments.
+    pub moments: Vec<f32>,
+    /// Number of updates, if the rule has two moments.
+    pub num_updates: Option<u64>,
+    /// Record of a custom optimizer, which has neither.
+    pub custom: Option<Vec<u8>>,
+}
+
+/// Returns true if the rule has first and second moments, corrected for their start, not
+/// velocities.
+pub(super) fn has_two_moments(rule: &OptimizerChoice) -> bool {
+    matches!(rule, OptimizerChoice::Adamw(_) | OptimizerChoice::Lamb(_))
+}
+
+/// Returns true if this parameter has no decay, and no ratio of a rule that has one.
+pub(super) fn spares(rule: &OptimizerChoice, entry: &ParameterEntry) -> bool {
+    let decays = match rule {
+        OptimizerChoice::Sgd(sgd) | OptimizerChoice::Lars { sgd, .. } => sgd.decay_norm_and_bias,
+        OptimizerChoice::Adamw(adam) | OptimizerChoice::Lamb(adam) => adam.decay_norm_and_bias,
+        OptimizerChoice::Custom => None,
+    };
+    decays == Some(false) && entry.shape.len() <= 1
 }

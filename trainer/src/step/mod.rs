@@ -1,7 +1,7 @@
 //! One training step: micro-batches to gradients, and these to parameters.
 //!
-//! Three choices make a step: where gradients are collected (`collector`), how they are synchronised
-//! (`sync`), and who updates ([`optimizer`]).
+//! A step is made in main memory with the other ranks (`host`), or on the device of a single rank
+//! (`device`).
 //!
 //! In: the loaded samples of one step, its learning rate. Out: a changed model, the outcome, scores.
 //! Invariant: no rank leaves a step between its first and last collective: all ranks draw the same
@@ -13,14 +13,12 @@ pub mod ema;
 pub mod gradient_noise;
 pub mod loss_scale;
 pub mod norm_reducer;
-pub mod optimizer;
 pub mod readback;
 pub mod sync_plan;
 
-mod captured;
-mod collector;
 mod config;
-mod sync;
+mod device;
+mod host;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -35,31 +33,26 @@ use distributed::watchdog::Phase;
 use distributed::{CollectiveError, Communicator};
 use kernels::arena::keep_freed_memory;
 use layers::PassContext;
-use layers::backend::StatisticsReducer;
+use layers::backend::{GradientHook, StatisticsReducer};
 
-use self::captured::Capture;
-use self::collector::{Collector, DeviceBuckets, Output};
 use self::config::{Agreed, Step, SyncMode};
-pub use self::config::{Clip, StepConfig, StepContext};
+pub use self::config::{Clip, OptimizerState, StepConfig, StepContext};
+use self::device::{DeviceReplica, Output};
 use self::gradient_noise::NoiseSums;
+use self::host::HostReplica;
+pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use self::optimizer::{Optimizer, OptimizerState, with_ids_by_order};
-use self::sync::Synchronisation;
-pub use self::sync::{check_threads, serve};
 use crate::config::{OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
-use crate::model::{ImageClassifier, expect_logits};
+use crate::model::{ImageClassifier, UnreadScore, expect_logits};
 
 /// A model in training on one rank.
 #[derive(Debug)]
 pub struct Stepper<M> {
     model: M,
-    collector: Collector,
-    synchronisation: Synchronisation,
-    optimizer: Optimizer,
-    capture: Option<Capture>,
+    replica: Replica,
     loss_scale: LossScale,
     statistics: ParameterLayout,
     layout: ParameterLayout,
@@ -71,6 +64,14 @@ pub struct Stepper<M> {
     communicator: Arc<dyn Communicator>,
     device: Device,
     config: StepConfig,
+}
+
+/// The place of gradients and parameters.
+#[derive(Debug)]
+enum Replica {
+    Host(Box<HostReplica>),
+    /// On the device of the only rank.
+    Device(Box<DeviceReplica>),
 }
 
 /// The end of a step.
@@ -118,31 +119,13 @@ impl<M: ImageClassifier> Stepper<M> {
         keep_freed_memory();
         let is_on_device = config.sync.updates_on_device(communicator.world_size());
         check(&config, is_on_device)?;
-        let optimizer = Optimizer::new(&config, &model, is_on_device.then_some(device))?;
-        let (synchronisation, collector) = match &optimizer {
-            Optimizer::Device(optimizer) => {
-                let buckets = DeviceBuckets::new(optimizer.placement().clone(), config.clip);
-                (
-                    Synchronisation::AllReduce,
-                    Collector::Device(Box::new(buckets)),
-                )
-            }
-            _ => {
-                let (synchronisation, buckets) =
-                    Synchronisation::start(&config, &model, &communicator)?;
-                (synchronisation, Collector::Host(Box::new(buckets)))
-            }
-        };
-        let capture = if is_on_device {
-            Capture::new(&config, device)
+        let replica = if is_on_device {
+            Replica::Device(Box::new(DeviceReplica::new(&config, &model, device)?))
         } else {
-            None
+            Replica::Host(Box::new(HostReplica::new(&config, &model, &communicator)?))
         };
         let mut stepper = Self {
-            collector,
-            synchronisation,
-            optimizer,
-            capture,
+            replica,
             loss_scale: LossScale::new(config.loss_scale),
             statistics: ParameterLayout::statistics(&model),
             layout: ParameterLayout::new(&model),
@@ -179,23 +162,28 @@ impl<M: ImageClassifier> Stepper<M> {
     ) -> Result<StepEnd> {
         timer.begin_step(context.epoch, context.step);
         let step = self.plan(context, &loaded);
-        if self.replay(&step, &loaded.micro_batches, timer)? {
-            self.loss_scale.note_good_step();
-            let agreed = self.collector.agreed(&step);
-            return self.end(agreed, StepOutcome::Updated, timer);
+        if let Replica::Device(device) = &mut self.replica {
+            let replayed = device.replay(&mut self.model, &loaded.micro_batches, &step, timer);
+            if replayed.map_err(|error| self.with_loss_scale_hint(error))? {
+                self.loss_scale.note_good_step();
+                let agreed = self.agreed(&step);
+                return self.end(agreed, StepOutcome::Updated, timer);
+            }
         }
         // A forward pass changes norm statistics; a skipped step restores them.
         let saved = step
             .can_skip
             .then(|| tensors(&self.model, &self.statistics, ElementOrder::Module));
-        self.synchronisation.begin_step(&self.model);
-        self.collector.begin(&step);
+        if let Replica::Host(host) = &mut self.replica {
+            host.begin(&self.model, &step);
+        }
         for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
             let micro_step = MicroStepConfig {
                 // A power of two, so dividing before the sum over the ranks gives the bits of dividing
                 // after it; and the state of compression does not depend on the scale.
                 weight: (1.0 / f64::from(step.loss_scale)) as f32,
-                slot: if self.synchronisation.keeps_micro_steps_apart() {
+                // An exact sum keeps the gradients of every micro-step apart.
+                slot: if matches!(self.config.sync.method, SyncMethod::Exact { .. }) {
                     index
                 } else {
                     0
@@ -210,11 +198,24 @@ impl<M: ImageClassifier> Stepper<M> {
             };
             let _backward = timer.enter(Phase::Backward);
             self.backward_start = Instant::now();
-            self.collector
-                .backward(&self.model, loss, &step, micro_step);
+            match &mut self.replica {
+                Replica::Host(host) => host.backward(&self.model, loss, &step, micro_step),
+                Replica::Device(device) => device.backward(&self.model, loss, &step),
+            }
         }
-        match self.update(&step, timer) {
+        let updated = match &mut self.replica {
+            Replica::Host(host) => {
+                let updated = host.update(&mut self.model, &step, &self.config, timer);
+                updated.map(Some)
+            }
+            Replica::Device(device) => {
+                let updated = device.update(&mut self.model, &step, self.config.clip, timer);
+                updated.map(|()| None)
+            }
+        };
+        match updated {
             Ok(agreed) => {
+                let agreed = agreed.unwrap_or_else(|| self.agreed(&step));
                 self.loss_scale.note_good_step();
                 self.end(agreed, StepOutcome::Updated, timer)
             }
@@ -224,7 +225,7 @@ impl<M: ImageClassifier> Stepper<M> {
                     let order = ElementOrder::Module;
                     self.model = replace(self.model.clone(), &self.statistics, order, saved);
                 }
-                let mut agreed = self.collector.agreed(&step);
+                let mut agreed = self.agreed(&step);
                 // The losses of compression count only if the gradients are finite.
                 agreed.traffic.input_squared = 0.0;
                 agreed.traffic.error_squared = 0.0;
@@ -236,7 +237,7 @@ impl<M: ImageClassifier> Stepper<M> {
     fn plan(&self, context: StepContext, loaded: &LoadedStep<DeviceBatch>) -> Step {
         let own_labels = || loaded.micro_batches.iter().flat_map(|batch| &batch.labels);
         let num_own = own_labels().count();
-        let mode = self.synchronisation.mode(&context);
+        let mode = SyncMode::of(&self.config.sync.method, &context);
         let is_global = mode == SyncMode::Global;
         let divisor = if is_global {
             loaded.global_num_samples
@@ -258,7 +259,7 @@ impl<M: ImageClassifier> Stepper<M> {
             }
         });
         // The buckets that servers return hold parameters.
-        let has_gradients = !matches!(self.synchronisation, Synchronisation::Servers(_));
+        let has_gradients = !matches!(self.config.sync.method, SyncMethod::ParameterServer { .. });
         Step {
             context: StepContext {
                 keeps_gradients: context.keeps_gradients && has_gradients,
@@ -275,17 +276,15 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    /// Replays a captured step, if one fits. Returns true if this was the step.
-    fn replay(&mut self, step: &Step, batches: &[DeviceBatch], timer: &Timer) -> Result<bool> {
-        if let Some(capture) = &mut self.capture
-            && let Optimizer::Device(optimizer) = &mut self.optimizer
-            && let Collector::Device(buckets) = &mut self.collector
-        {
-            let replayed =
-                capture.replay(&mut self.model, optimizer, buckets, batches, step, timer);
-            return replayed.map_err(|error| self.with_loss_scale_hint(error));
+    /// Returns what the ranks agreed on in the step.
+    fn agreed(&self, step: &Step) -> Agreed {
+        match &self.replica {
+            Replica::Host(host) => host.agreed(),
+            Replica::Device(_) => Agreed {
+                stop: step.context.stop,
+                ..Agreed::default()
+            },
         }
-        Ok(false)
     }
 
     /// Runs the forward pass of one micro-batch and returns the loss to differentiate. Without samples
@@ -316,43 +315,30 @@ impl<M: ImageClassifier> Stepper<M> {
             expect_synchronised(&self.model)?;
         }
         if has_samples {
-            self.collector.end_forward(Output {
-                logits: logits.inner(),
-                loss_sum: loss_sum.clone().inner(),
-                labels,
-            })?;
-            self.synchronisation.end_forward(&mut self.model);
+            let logits = logits.inner();
+            let sum = loss_sum.clone().inner();
+            match &mut self.replica {
+                Replica::Host(host) => {
+                    host.end_forward(&mut self.model, UnreadScore::new(logits, sum, labels))?;
+                }
+                Replica::Device(device) => device.outputs.push(Output {
+                    logits,
+                    loss_sum: sum,
+                    labels,
+                }),
+            }
         }
         let factor = f64::from(step.loss_scale) / step.divisor as f64;
         Ok(Some(loss_sum.mul_scalar(factor)))
     }
 
-    /// Updates the parameters with the mean gradient, and synchronises them if the step asks for it.
-    fn update(&mut self, step: &Step, timer: &Timer) -> Result<Agreed> {
-        if let Some(gradient) = self.collector.finish(step, timer)? {
-            let _optimizer = timer.enter(Phase::Optimizer);
-            let learning_rate = step.context.learning_rate;
-            self.optimizer
-                .update(&mut self.model, learning_rate, gradient);
-        }
-        let agreed = self.collector.agreed(step);
-        let Collector::Host(buckets) = &self.collector else {
-            return Ok(agreed);
-        };
-        self.synchronisation.end_step(
-            &mut self.model,
-            &mut self.optimizer,
-            buckets,
-            step,
-            agreed,
-            timer,
-        )
-    }
-
     fn end(&mut self, agreed: Agreed, outcome: StepOutcome, timer: &Timer) -> Result<StepEnd> {
         self.traffic.num_steps += 1;
         self.traffic.total += agreed.traffic;
-        let scores = self.collector.take_scores(timer);
+        let scores = match &mut self.replica {
+            Replica::Host(host) => Ok((host.scores.num_samples > 0).then_some(host.scores)),
+            Replica::Device(device) => device.receive(device::MOST_UNREAD, timer),
+        };
         let scores = scores.map_err(|error| self.with_loss_scale_hint(error))?;
         let counts = !matches!(outcome, StepOutcome::Skipped(_));
         Ok(StepEnd {
@@ -395,12 +381,10 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Errors
     /// If a loss or gradient in one of them was not finite.
     pub fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
-        if let Some(capture) = &mut self.capture
-            && let Optimizer::Device(optimizer) = &self.optimizer
-        {
-            capture.update_model(&mut self.model, optimizer);
-        }
-        let scores = self.collector.wait(timer);
+        let scores = match &mut self.replica {
+            Replica::Host(_) => Ok(None),
+            Replica::Device(device) => device.wait(&mut self.model, timer),
+        };
         scores.map_err(|error| self.with_loss_scale_hint(error))
     }
 
@@ -413,24 +397,37 @@ impl<M: ImageClassifier> Stepper<M> {
     /// staleness.
     /// Collective: all ranks.
     pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
-        Ok((self.model, self.synchronisation.finish()?))
+        let staleness = match self.replica {
+            Replica::Host(host) => host.finish()?,
+            Replica::Device(_) => None,
+        };
+        Ok((self.model, staleness))
     }
 
     /// Returns the parameters, flat in module order.
     pub fn parameters(&self) -> Cow<'_, [f32]> {
-        self.optimizer.parameters(&self.model)
+        match &self.replica {
+            Replica::Host(host) => host.parameters(&self.model),
+            Replica::Device(device) => device.optimizer.parameters().into(),
+        }
     }
 
     /// Takes the mean gradient of the last step, flat as [`layout`](Self::layout) says, if the step
     /// [kept](StepContext::keeps_gradients) it: over all ranks' samples, or over this rank's after a
     /// local step. `None` if servers update.
     pub fn gradients(&mut self) -> Option<Vec<f32>> {
-        self.collector.take_gradients()
+        match &mut self.replica {
+            Replica::Host(host) => host.kept.take(),
+            Replica::Device(device) => device.take_gradients(),
+        }
     }
 
     /// Returns the optimizer's state to save.
     pub fn optimizer_state(&self) -> OptimizerState {
-        self.optimizer.state()
+        match &self.replica {
+            Replica::Host(host) => host.optimizer_state(),
+            Replica::Device(device) => device.optimizer.state(),
+        }
     }
 
     /// Continues from a saved model (parameters and norm statistics), a saved state of the optimizer
@@ -446,16 +443,16 @@ impl<M: ImageClassifier> Stepper<M> {
         loss_scale: Option<LossScale>,
     ) -> Result<()> {
         self.loss_scale = loss_scale.unwrap_or(self.loss_scale);
-        self.optimizer.restore(&model, state)?;
-        if let Some(capture) = &mut self.capture {
-            capture.reset();
+        match &mut self.replica {
+            Replica::Host(host) => host.restore(&model, state)?,
+            Replica::Device(device) => device.restore(&model, state),
         }
         self.attach(model)
     }
 
     /// Returns the state of the gradients' reduction between two steps.
     pub fn reduction_state(&self) -> Option<ReductionState> {
-        self.collector.host()?.reducer.reduction_state()
+        self.host()?.reducer.reduction_state()
     }
 
     /// Continues after `num_steps` steps with the reduction's state from then.
@@ -463,7 +460,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// # Panics
     /// If a length differs from that of the [own state](Self::reduction_state).
     pub fn restore_reduction(&mut self, num_steps: u64, state: &ReductionState) {
-        if let Some(buckets) = self.collector.host() {
+        if let Some(buckets) = self.host() {
             buckets.reducer.restore(num_steps, state);
         }
     }
@@ -481,7 +478,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Returns the time of each parameter's gradient after the start of the last backward pass, in
     /// seconds; 0 without one.
     pub fn parameter_ready_s(&self) -> Vec<f64> {
-        let arrivals = match self.collector.host() {
+        let arrivals = match self.host() {
             Some(buckets) => buckets.reducer.arrivals(),
             None => vec![None; self.layout.entries().len()],
         };
@@ -498,23 +495,23 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// Takes the noise measured of this rank's gradients since the last call.
     pub fn take_noise(&mut self) -> NoiseSums {
-        match &mut self.collector {
-            Collector::Host(buckets) => std::mem::take(&mut buckets.noise),
-            Collector::Device(_) => NoiseSums::default(),
+        match &mut self.replica {
+            Replica::Host(host) => std::mem::take(&mut host.noise),
+            Replica::Device(_) => NoiseSums::default(),
         }
     }
 
     /// Returns the way of the gradients to the other ranks, in words.
     pub fn gradient_route(&self) -> &'static str {
-        let buckets = match &self.collector {
-            Collector::Device(_) if self.capture.as_ref().is_some_and(Capture::is_in_use) => {
+        let host = match &self.replica {
+            Replica::Device(device) if device.is_captured() => {
                 return "none, one rank, updated on the device, a step as one recording";
             }
-            Collector::Device(_) => return "none, one rank, updated on the device",
-            Collector::Host(_) if self.communicator.world_size() == 1 => return "none, one rank",
-            Collector::Host(buckets) => buckets,
+            Replica::Device(_) => return "none, one rank, updated on the device",
+            Replica::Host(_) if self.communicator.world_size() == 1 => return "none, one rank",
+            Replica::Host(host) => host,
         };
-        if buckets.reducer.overlaps() {
+        if host.reducer.overlaps() {
             if self.model.supports_pass_context() {
                 "layer by layer, reduced beside the backward pass"
             } else {
@@ -530,12 +527,22 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Returns the paths of the parameters that no backward pass of this rank has given a gradient;
     /// empty before the first step.
     pub fn unused_parameters(&self) -> Vec<&str> {
-        self.collector.unused_parameters()
+        match &self.replica {
+            Replica::Host(host) => host.reducer.unused_parameters(),
+            Replica::Device(device) => device.unused_parameters(),
+        }
     }
 
     /// Returns the factor on the next step's loss.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
+    }
+
+    fn host(&self) -> Option<&HostReplica> {
+        match &self.replica {
+            Replica::Host(host) => Some(host),
+            Replica::Device(_) => None,
+        }
     }
 
     /// Trains `model` from now on.
@@ -544,22 +551,17 @@ impl<M: ImageClassifier> Stepper<M> {
             !self.syncs_norm() || model.supports_pass_context(),
             "--batch-norm sync: this model has no synchronised norm (expected one that supports_pass_context). Use --batch-norm local"
         );
-        self.model = match self.optimizer {
-            Optimizer::Custom(..) => with_ids_by_order(model),
-            _ => model,
+        self.model = match &mut self.replica {
+            Replica::Host(host) => host.attach(model)?,
+            Replica::Device(_) => model,
         };
-        if let Collector::Host(buckets) = &self.collector {
-            let plan = buckets.reducer.plan();
-            self.synchronisation.attach(&mut self.optimizer, plan)?;
-            buckets.reducer.rename(&self.model)?;
-        }
         Ok(())
     }
 
     /// Returns true if norm statistics are summed over ranks; a rank that the device updates is the
     /// only one.
     fn syncs_norm(&self) -> bool {
-        self.config.sync_batch_norm && self.collector.host().is_some()
+        self.config.sync_batch_norm && self.host().is_some()
     }
 
     fn pass_context(&self, has_samples: bool) -> PassContext {
@@ -568,10 +570,10 @@ impl<M: ImageClassifier> Stepper<M> {
             let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
             context.reducer = Some(Arc::new(reducer) as Arc<dyn StatisticsReducer>);
         }
-        if let Some(buckets) = self.collector.host()
+        if let Some(host) = self.host()
             && self.model.supports_pass_context()
         {
-            context.hook = Some(buckets.hook());
+            context.hook = Some(Arc::clone(&host.hook) as Arc<dyn GradientHook>);
         }
         context
     }

@@ -15,7 +15,7 @@ use trainer::config::{AdamConfig, OptimizerChoice, SgdConfig, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
-use trainer::step::optimizer::OptimizerState;
+use trainer::step::OptimizerState;
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
 
 /// Momentum and decay.

@@ -16,7 +16,7 @@ use trainer::config::{
     AdamConfig, LossScaling, OptimizerChoice, SgdConfig, SyncConfig, UpdateKind,
 };
 use trainer::model::loss::{CrossEntropy, Loss};
-use trainer::step::optimizer::OptimizerState;
+use trainer::step::OptimizerState;
 use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 5;

@@ -25,7 +25,7 @@ use records::file;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest, Sha256};
 
-use crate::step::optimizer::OptimizerState;
+use crate::step::OptimizerState;
 
 use state::FORMAT;
 pub use state::{CheckpointState, ModelInput, Progress};

@@ -11,8 +11,8 @@ use distributed::replica::{ParameterLayout, replace, tensors};
 use kernels::optimizer::adam;
 
 use super::placement::{ORDER, Placement};
-use super::{OptimizerState, has_two_moments, spares};
 use crate::config::{AdamConfig, OptimizerChoice, SgdConfig};
+use crate::step::config::{OptimizerState, has_two_moments, spares};
 
 /// Parameters and moments, flat on a device.
 #[derive(Clone, Debug)]
@@ -69,17 +69,17 @@ impl DeviceOptimizer {
     }
 
     /// Returns the place of each parameter in the flat tensors.
-    pub(in crate::step) fn placement(&self) -> &Placement {
+    pub(super) fn placement(&self) -> &Placement {
         &self.placement
     }
 
     /// Reads the parameters back, flat in module order.
-    pub(super) fn parameters(&self) -> Vec<f32> {
+    pub(in crate::step) fn parameters(&self) -> Vec<f32> {
         self.placement.read(&self.parameters)
     }
 
     /// Reads the state back.
-    pub(super) fn state(&self) -> OptimizerState {
+    pub(in crate::step) fn state(&self) -> OptimizerState {
         let moments = self.moments.iter();
         OptimizerState {
             moments: moments
@@ -117,7 +117,7 @@ impl DeviceOptimizer {
 
     /// Counts an update and returns its scalars: the learning rate; for AdamW also the corrections of
     /// the first moment and of the root of the second one.
-    pub(in crate::step) fn next_scalars(&mut self, learning_rate: f64) -> Vec<f64> {
+    pub(super) fn next_scalars(&mut self, learning_rate: f64) -> Vec<f64> {
         self.num_updates += 1;
         let mut scalars = vec![learning_rate];
         if let OptimizerChoice::Adamw(AdamConfig { beta1, beta2, .. }) = self.rule {
@@ -127,7 +127,7 @@ impl DeviceOptimizer {
     }
 
     /// Makes the update without counting it; `times` multiplies by one of its scalars.
-    pub(in crate::step) fn update_by(
+    pub(super) fn update_by(
         &mut self,
         times: impl Fn(usize, Tensor<1>) -> Tensor<1>,
         gradient: Tensor<1>,
@@ -167,20 +167,20 @@ impl DeviceOptimizer {
     }
 
     /// Returns parameters and moments, flat as they lie on the device.
-    pub(in crate::step) fn flat(&self) -> Vec<Tensor<1>> {
+    pub(super) fn flat(&self) -> Vec<Tensor<1>> {
         let mut flat = vec![self.parameters.clone()];
         flat.extend(self.moments.iter().cloned());
         flat
     }
 
     /// Continues in these tensors, in the order of [`flat`](Self::flat).
-    pub(in crate::step) fn replace_flat(&mut self, flat: &[Tensor<1>]) {
+    pub(super) fn replace_flat(&mut self, flat: &[Tensor<1>]) {
         self.parameters = flat[0].clone();
         self.moments = flat[1..].to_vec();
     }
 
     /// Returns `model` with these parameters, which are views of the flat ones.
-    pub(in crate::step) fn place<M: Module>(&self, model: M) -> M {
+    pub(super) fn place<M: Module>(&self, model: M) -> M {
         replace(
             model,
             self.placement.layout(),

@@ -14,22 +14,23 @@ use std::thread::{Builder, JoinHandle};
 use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use distributed::communicator::WaitPolicy;
-use distributed::gradients::{BucketPlan, Server, ServerClient, ServerPlan, ShardUpdate, agree};
+use distributed::gradients::{
+    BucketPlan, Server, ServerClient, ServerPlan, ShardUpdate, StepHeader, agree,
+};
 use distributed::replica::ParameterLayout;
 use distributed::watchdog::{Phase, RankStatus};
 use distributed::{CollectiveError, Communicator, ROOT};
 
 use crate::config::{OptimizerChoice, PlacementKind, SyncConfig, SyncMethod};
 use crate::step::StepConfig;
-use crate::step::collector::HostBuckets;
-use crate::step::config::{Step, SyncMode};
-use crate::step::optimizer::HostOptimizer;
+use crate::step::host::optimizer::HostOptimizer;
 use crate::step::sync_plan::{bucket_cap_bytes, consistency, staleness};
 
 /// A worker of parameter servers, and this rank's own server, if it has one.
 #[derive(Debug)]
-pub(in crate::step) struct Servers {
-    client: Arc<ServerClient>,
+pub(super) struct Servers {
+    /// The reduction of this rank's buckets.
+    pub(super) client: Arc<ServerClient>,
     server: Option<JoinHandle<Result<(), CollectiveError>>>,
     /// Joins the ranks that train; a rank sleeps while it waits, as its server uses the same core.
     meeting: Arc<dyn Communicator>,
@@ -46,7 +47,7 @@ impl Servers {
         config: &StepConfig,
         model: &M,
         communicator: &Arc<dyn Communicator>,
-    ) -> Result<(Self, HostBuckets)> {
+    ) -> Result<Self> {
         let method = &config.sync.method;
         check_threads(method, &**communicator)?;
         let link = match &config.server_link {
@@ -72,26 +73,14 @@ impl Servers {
             own,
             Arc::clone(&config.rank_status),
         ));
-        let buckets = HostBuckets::new(config, model, communicator, |_, _| {
-            Ok(Box::new(Arc::clone(&client)))
-        })?;
         let meeting = communicator.duplicate()?;
         meeting.set_wait_policy(WaitPolicy::Sleep);
-        let servers = Self {
+        Ok(Self {
             client,
             server,
             meeting,
             is_asynchronous: staleness(method).is_some(),
-        };
-        Ok((servers, buckets))
-    }
-
-    pub(super) fn mode(&self) -> SyncMode {
-        if self.is_asynchronous {
-            SyncMode::Push
-        } else {
-            SyncMode::Global
-        }
+        })
     }
 
     /// Takes the parameters and velocities that all servers have now; returns true if the ranks agree
@@ -105,11 +94,11 @@ impl Servers {
     pub(super) fn meet(
         &self,
         optimizer: &mut HostOptimizer,
-        buckets: &HostBuckets,
-        step: &Step,
+        plan: &BucketPlan,
+        header: &StepHeader,
     ) -> Result<bool> {
-        let stop = agree(&*self.meeting, &buckets.header(step))?.stop;
-        for (index, bucket) in buckets.reducer.plan().buckets().iter().enumerate() {
+        let stop = agree(&*self.meeting, header)?.stop;
+        for (index, bucket) in plan.buckets().iter().enumerate() {
             let (parameters, velocities) = self.client.fetch(index, bucket.elements.len())?;
             optimizer.restore_elements(bucket.elements.clone(), &parameters, &velocities);
         }
@@ -119,7 +108,7 @@ impl Servers {
         ensure!(
             optimizer.parameters().iter().all(|value| value.is_finite()),
             "step {}: expected finite parameters on the servers, got NaN or infinity; begin another run from its weights (--weights) with a lower --learning-rate or --loss-scale",
-            step.context.step
+            header.step
         );
         Ok(stop)
     }

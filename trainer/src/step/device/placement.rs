@@ -9,9 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use burn::module::Module;
-use burn::tensor::{Device, Gradients, Tensor, TensorData};
-use distributed::replica::{ElementOrder, ParameterEntry, ParameterLayout, take_gradients};
+use burn::tensor::{Device, Tensor, TensorData};
+use distributed::replica::{ElementOrder, ParameterEntry, ParameterLayout};
 
 use crate::model::floats;
 
@@ -19,11 +18,11 @@ use crate::model::floats;
 const GRANULE: usize = 128;
 
 /// The order of elements within a parameter.
-pub(in crate::step) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
+pub(super) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
 
 /// The parameters of a layout in a flat tensor.
 #[derive(Clone, Debug)]
-pub(in crate::step) struct Placement {
+pub(super) struct Placement {
     layout: ParameterLayout,
     device: Device,
     /// Start of every parameter.
@@ -55,24 +54,12 @@ impl Placement {
         }
     }
 
-    pub(in crate::step) fn layout(&self) -> &ParameterLayout {
+    pub(super) fn layout(&self) -> &ParameterLayout {
         &self.layout
     }
 
-    /// Returns the gradients of the parameters of `model`, flat; `None` where the tape has none.
-    pub(in crate::step) fn gradients<M: Module>(
-        &self,
-        model: &M,
-        gradients: Gradients,
-    ) -> Vec<Option<Tensor<1>>> {
-        take_gradients(model, &self.layout, ORDER, gradients)
-    }
-
     /// Joins flat tensors of all parameters, `None` for zeros, in one.
-    pub(in crate::step) fn joined(
-        &self,
-        tensors: impl IntoIterator<Item = Option<Tensor<1>>>,
-    ) -> Tensor<1> {
+    pub(super) fn joined(&self, tensors: impl IntoIterator<Item = Option<Tensor<1>>>) -> Tensor<1> {
         let mut parts = Vec::with_capacity(2 * self.starts.len());
         for (entry, tensor) in self.layout.entries().iter().zip(tensors) {
             parts.push(tensor.unwrap_or_else(|| Tensor::zeros([entry.len], &self.device)));
@@ -101,7 +88,7 @@ impl Placement {
     }
 
     /// Reads a flat tensor's values back, in module order.
-    pub(in crate::step) fn read(&self, whole: &Tensor<1>) -> Vec<f32> {
+    pub(super) fn read(&self, whole: &Tensor<1>) -> Vec<f32> {
         let placed =
             floats(whole.clone().into_data()).expect("what was computed in f32 is read as f32");
         let mut values = vec![0.0; self.layout.num_elements()];

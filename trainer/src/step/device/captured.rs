@@ -10,18 +10,19 @@ use std::sync::Arc;
 use anyhow::Result;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use datasets::{DeviceBatch, ImageBatch, Targets};
-use distributed::replica::{ParameterLayout, replace, tensors};
+use distributed::replica::{ParameterLayout, replace, take_gradients, tensors};
 use distributed::watchdog::Phase;
 use gpu::CapturedStep;
 use layers::PassContext;
 use layers::backend::{Switches, overwrite};
 
-use super::collector::{DeviceBuckets, Output, UnreadStep, clipped};
-use super::config::{Clip, Step, StepConfig};
-use super::optimizer::{DeviceOptimizer, ORDER};
+use super::optimizer::DeviceOptimizer;
+use super::placement::ORDER;
+use super::{DeviceReplica, Output, UnreadStep, clipped};
 use crate::measure::timer::Timer;
 use crate::model::ImageClassifier;
 use crate::model::loss::Loss;
+use crate::step::config::{Clip, Step, StepConfig};
 
 /// Steps of one shape before a step is captured: by then its kernels are chosen and compiled.
 const STEPS_BEFORE: usize = 3;
@@ -68,8 +69,7 @@ impl Capture {
     pub(super) fn replay<M: ImageClassifier>(
         &mut self,
         model: &mut M,
-        optimizer: &mut DeviceOptimizer,
-        buckets: &mut DeviceBuckets,
+        replica: &mut DeviceReplica,
         batches: &[DeviceBatch],
         step: &Step,
         timer: &Timer,
@@ -81,7 +81,7 @@ impl Capture {
             && step.num_own > 0
             && model.is_recordable();
         let [batch] = batches else {
-            self.leave(model, optimizer);
+            self.leave(model, &replica.optimizer);
             return Ok(false);
         };
         let shape = batch.shape;
@@ -95,7 +95,7 @@ impl Capture {
         let has_settled = can_replay && self.shapes.has_settled(shape);
         let fits = captured_shape == Some(shape);
         if !can_replay || !(fits || has_settled) {
-            self.leave(model, optimizer);
+            self.leave(model, &replica.optimizer);
             return Ok(false);
         }
         let _forward = timer.enter(Phase::Forward);
@@ -103,16 +103,16 @@ impl Capture {
         if targets.mixed.is_some() {
             self.is_possible = false;
         } else if !fits {
-            self.leave(model, optimizer);
+            self.leave(model, &replica.optimizer);
             // Ahead of the capture, as it takes as much memory.
             self.captured = None;
             // No thread may read while the device captures.
-            buckets.settle(timer)?;
+            replica.settle(timer)?;
             let loss = Arc::clone(&self.loss);
             let labels = targets.labels.clone();
             self.captured = CapturedTraining::capture(
                 model,
-                optimizer,
+                &mut replica.optimizer,
                 self.clip,
                 loss,
                 images.clone(),
@@ -123,20 +123,20 @@ impl Capture {
         let captured = match &mut self.captured {
             Some(captured) if self.is_possible => captured,
             _ => {
-                self.leave(model, optimizer);
+                self.leave(model, &replica.optimizer);
                 self.captured = None;
                 return Ok(false);
             }
         };
-        captured.enter(model, optimizer);
-        let scalars = optimizer.next_scalars(step.context.learning_rate);
+        captured.enter(model, &mut replica.optimizer);
+        let scalars = replica.optimizer.next_scalars(step.context.learning_rate);
         let made = captured.replay(images, targets.labels, scalars);
         let output = Output {
             logits: made.logits,
             loss_sum: made.loss_sum,
             labels: batch.labels.clone(),
         };
-        buckets.take_replayed(UnreadStep {
+        replica.unread = Some(UnreadStep {
             step: step.context.step,
             outputs: vec![output],
             zero: made.zero,
@@ -276,7 +276,8 @@ impl CapturedTraining {
                 let loss_sum = loss.sum(logits.clone(), Targets::of(labels));
                 let mean = loss_sum.clone().mul_scalar(1.0 / num_samples as f64);
                 let placement = optimizer.placement();
-                let gradient = placement.joined(placement.gradients(&model, mean.backward()));
+                let gradients = take_gradients(&model, placement.layout(), ORDER, mean.backward());
+                let gradient = placement.joined(gradients);
                 let (mean_gradient, zero) = clipped(gradient.clone(), clip);
                 let mut next = optimizer.clone();
                 next.update_by(

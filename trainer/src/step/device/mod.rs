@@ -1,32 +1,40 @@
-//! Gradients that stay on the device, as one flat tensor; scores are read a step later.
+//! The replica of a rank that trains alone on its device: gradients, parameters and moments stay there,
+//! flat; scores are read a step later.
 //!
-//! In: scores, losses. Out: the mean gradient on the device; the scores of the step before.
+//! In: scores, losses. Out: a model with updated parameters; the scores of the step before.
 //! Invariant: a step that may be skipped is known to be finite before its update. Any other step that
 //! is not finite ends the run before something is saved, since saving waits for all results.
 
-use anyhow::Result;
+mod captured;
+mod optimizer;
+mod placement;
+
+use anyhow::{Result, anyhow};
 use burn::module::Module;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
+use datasets::DeviceBatch;
 use distributed::gradients::locate_non_finite;
+use distributed::replica::{ParameterLayout, take_gradients};
 use distributed::watchdog::Phase;
 use distributed::{CollectiveError, ROOT};
 
-use super::Output;
+use self::captured::Capture;
+use self::optimizer::DeviceOptimizer;
+use self::placement::{ORDER, Placement};
+use super::config::{Clip, Step, StepConfig};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
-use crate::model::{UnreadScore, floats};
-use crate::step::config::{Clip, Step};
-use crate::step::optimizer::{MeanGradient, Placement};
+use crate::model::{ImageClassifier, UnreadScore, floats};
 use crate::step::readback::Readback;
 
 /// Steps whose results may be unread: the next one is queued while the device computes one.
 pub(super) const MOST_UNREAD: usize = 1;
 
-/// The gradients and scores of one rank that no other rank waits for.
+/// The gradients, scores and parameters of one rank that no other rank waits for.
 #[derive(Debug)]
-pub(in crate::step) struct DeviceBuckets {
-    placement: Placement,
-    clip: Option<Clip>,
+pub(super) struct DeviceReplica {
+    pub(super) optimizer: DeviceOptimizer,
+    capture: Option<Capture>,
     /// Results of the forward passes of the step under way.
     pub(super) outputs: Vec<Output>,
     sum: Option<Tensor<1>>,
@@ -41,14 +49,22 @@ pub(in crate::step) struct DeviceBuckets {
     unused: Option<Vec<usize>>,
 }
 
+/// The results of a forward pass, detached.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) logits: Tensor<2>,
+    pub(super) loss_sum: Tensor<1>,
+    pub(super) labels: Vec<u32>,
+}
+
 /// A step that may turn out not to be finite.
 #[derive(Debug)]
-pub(in crate::step) struct UnreadStep {
-    pub(in crate::step) step: u64,
-    pub(in crate::step) outputs: Vec<Output>,
+struct UnreadStep {
+    step: u64,
+    outputs: Vec<Output>,
     /// As [`clipped`] makes it.
-    pub(in crate::step) zero: Tensor<1>,
-    pub(in crate::step) gradient: Tensor<1>,
+    zero: Tensor<1>,
+    gradient: Tensor<1>,
 }
 
 /// A step's results that the device may still be computing.
@@ -65,36 +81,64 @@ struct Scored {
     fault: Option<CollectiveError>,
 }
 
-impl DeviceBuckets {
-    pub(in crate::step) fn new(placement: Placement, clip: Option<Clip>) -> Self {
-        let of_readback = placement.clone();
-        Self {
-            placement,
-            clip,
+impl DeviceReplica {
+    /// Returns a replica at rest with the parameters of `model`.
+    ///
+    /// # Errors
+    /// If the device has no such optimizer.
+    pub(super) fn new<M: Module>(config: &StepConfig, model: &M, device: &Device) -> Result<Self> {
+        let layout = ParameterLayout::new(model);
+        let optimizer = DeviceOptimizer::new(config.optimizer, &layout, model, device);
+        let optimizer = optimizer.ok_or_else(|| {
+            let got = config.optimizer;
+            anyhow!("optimizer: expected SGD or AdamW on a device, got {got:?}")
+        })?;
+        let placement = optimizer.placement().clone();
+        Ok(Self {
+            capture: Capture::new(config, device),
+            optimizer,
             outputs: Vec::new(),
             sum: None,
             kept: None,
             unread: None,
-            readback: Readback::start(move |results: Results| results.read(&of_readback)),
+            readback: Readback::start(move |results: Results| results.read(&placement)),
             read: None,
             unused: None,
-        }
+        })
     }
 
-    pub(super) fn begin(&mut self) {
+    /// Replays a captured step, if one fits. Returns true if this was the step.
+    pub(super) fn replay<M: ImageClassifier>(
+        &mut self,
+        model: &mut M,
+        batches: &[DeviceBatch],
+        step: &Step,
+        timer: &Timer,
+    ) -> Result<bool> {
         self.kept = None;
+        let Some(mut capture) = self.capture.take() else {
+            return Ok(false);
+        };
+        let replayed = capture.replay(model, self, batches, step, timer);
+        self.capture = Some(capture);
+        replayed
+    }
+
+    pub(super) fn is_captured(&self) -> bool {
+        self.capture.as_ref().is_some_and(Capture::is_in_use)
     }
 
     pub(super) fn backward<M: Module>(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step) {
         let Some(loss) = loss else { return };
-        let gradients = self.placement.gradients(model, loss.backward());
+        let placement = self.optimizer.placement();
+        let gradients = take_gradients(model, placement.layout(), ORDER, loss.backward());
         self.unused.get_or_insert_with(|| {
             let indices = 0..gradients.len();
             indices
                 .filter(|&index| gradients[index].is_none())
                 .collect()
         });
-        let mut gradient = self.placement.joined(gradients);
+        let mut gradient = placement.joined(gradients);
         if step.loss_scale != 1 {
             // A power of two: nothing is rounded.
             gradient = gradient / f64::from(step.loss_scale);
@@ -105,15 +149,21 @@ impl DeviceBuckets {
         });
     }
 
-    pub(super) fn finish(
+    /// Updates the parameters with the mean gradient.
+    ///
+    /// # Errors
+    /// If the step may be skipped and something was not finite in it.
+    pub(super) fn update<M: Module>(
         &mut self,
+        model: &mut M,
         step: &Step,
+        clip: Option<Clip>,
         timer: &Timer,
-    ) -> Result<Option<MeanGradient<'_>>> {
+    ) -> Result<()> {
         let Some(gradient) = self.sum.take() else {
-            return Ok(None);
+            return Ok(());
         };
-        let (mean, zero) = clipped(gradient.clone(), self.clip);
+        let (mean, zero) = clipped(gradient.clone(), clip);
         self.kept = step.context.keeps_gradients.then(|| mean.clone());
         self.unread = Some(UnreadStep {
             step: step.context.step,
@@ -122,15 +172,12 @@ impl DeviceBuckets {
             gradient,
         });
         if step.can_skip {
-            self.read = self.receive(0, timer)?;
+            self.settle(timer)?;
         }
-        Ok(Some(MeanGradient::Device(mean)))
-    }
-
-    /// Takes the results of a replayed step.
-    pub(in crate::step) fn take_replayed(&mut self, replayed: UnreadStep) {
-        self.kept = None;
-        self.unread = Some(replayed);
+        let _optimizer = timer.enter(Phase::Optimizer);
+        self.optimizer.update(step.context.learning_rate, mean);
+        *model = self.optimizer.place(model.clone());
+        Ok(())
     }
 
     /// Has the last step read, and waits until at most `most_unread` steps are unread. Returns the
@@ -145,9 +192,12 @@ impl DeviceBuckets {
     ) -> Result<Option<ScoreSums>> {
         let _backward = timer.enter(Phase::Backward);
         if let Some(unread) = self.unread.take() {
+            let outputs = unread.outputs.into_iter();
             self.readback.send(Results {
                 step: unread.step,
-                scores: unread.outputs.into_iter().map(Output::score).collect(),
+                scores: outputs
+                    .map(|output| UnreadScore::new(output.logits, output.loss_sum, output.labels))
+                    .collect(),
                 zero: unread.zero.into_data(),
                 gradient: unread.gradient,
             });
@@ -166,18 +216,41 @@ impl DeviceBuckets {
 
     /// Waits until no thread reads from the device; the scores are returned by the next
     /// [`receive`](Self::receive).
-    pub(in crate::step) fn settle(&mut self, timer: &Timer) -> Result<()> {
+    fn settle(&mut self, timer: &Timer) -> Result<()> {
         self.read = self.receive(0, timer)?;
         Ok(())
     }
 
+    /// Gives `model` what replays have changed, and returns all scores that were not returned.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub(super) fn wait<M: ImageClassifier>(
+        &mut self,
+        model: &mut M,
+        timer: &Timer,
+    ) -> Result<Option<ScoreSums>> {
+        if let Some(capture) = &mut self.capture {
+            capture.update_model(model, &self.optimizer);
+        }
+        self.receive(0, timer)
+    }
+
+    /// Replaces the parameters by those of `model`, and the state by a saved one.
+    pub(super) fn restore<M: Module>(&mut self, model: &M, state: &super::config::OptimizerState) {
+        self.optimizer.restore(model, state);
+        if let Some(capture) = &mut self.capture {
+            capture.reset();
+        }
+    }
+
     pub(super) fn take_gradients(&mut self) -> Option<Vec<f32>> {
         let gradient = self.kept.take()?;
-        Some(self.placement.read(&gradient))
+        Some(self.optimizer.placement().read(&gradient))
     }
 
     pub(super) fn unused_parameters(&self) -> Vec<&str> {
-        let entries = self.placement.layout().entries();
+        let entries = self.optimizer.placement().layout().entries();
         let unused = self.unused.iter().flatten();
         unused.map(|&index| entries[index].path.as_str()).collect()
     }
@@ -213,7 +286,7 @@ impl Results {
 }
 
 /// Returns `gradient` within the limit; and zero, `[1]`, or NaN if a value or the norm is not finite.
-pub(in crate::step) fn clipped(gradient: Tensor<1>, clip: Option<Clip>) -> (Tensor<1>, Tensor<1>) {
+fn clipped(gradient: Tensor<1>, clip: Option<Clip>) -> (Tensor<1>, Tensor<1>) {
     let zero = (gradient.clone() * 0.0).sum();
     let limit = match clip {
         None => return (gradient, zero),

@@ -55,7 +55,7 @@ impl fmt::Debug for CustomOptimizer {
 }
 
 /// Returns `model` with parameters whose ids are their places in module order.
-pub(in crate::step) fn with_ids_by_order<M: Module>(model: M) -> M {
+pub(super) fn with_ids_by_order<M: Module>(model: M) -> M {
     model.map(&mut Numbering(0))
 }
 

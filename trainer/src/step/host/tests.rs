@@ -1,7 +1,10 @@
 //! The updates against PyTorch's, timm's and the papers' formulas.
 
+use burn::tensor::{Device, Tensor};
+
+use super::optimizer::HostOptimizer;
 use super::*;
-use crate::config::{AdamConfig, SgdConfig};
+use crate::config::{AdamConfig, OptimizerChoice, SgdConfig};
 use burn::module::Param;
 
 #[derive(Module, Debug)]

@@ -17,7 +17,7 @@ use crate::step::readback::Readback;
 
 /// The hook of a model, which fills the buckets.
 #[derive(Debug)]
-pub(super) enum BucketHook {
+pub(in crate::step) enum BucketHook {
     /// The values are read at once, where they were computed.
     Inline(Arc<GradientCollector>),
     /// A thread waits for the device, while the backward pass is still being queued.

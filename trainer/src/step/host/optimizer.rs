@@ -8,7 +8,6 @@
 use std::ops::Range;
 
 use burn::module::Module;
-use distributed::gradients::SyncedBucket;
 use distributed::replica::{ParameterEntry, ParameterLayout, read, write};
 use kernels::optimizer::adam::{self, AdamDirection, AdamWUpdate};
 use kernels::optimizer::lamb::{self, LambUpdate};
@@ -16,13 +15,13 @@ use kernels::optimizer::lars;
 use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::simd::Isa;
 
-use super::{OptimizerState, has_two_moments, spares};
 use crate::config::{AdamConfig, OptimizerChoice, RateFactor, SgdConfig};
 use crate::model::parts::{self, is_within};
+use crate::step::config::{OptimizerState, has_two_moments, spares};
 
 /// The parameters and moments of a model in main memory, updated in place.
 #[derive(Clone, Debug)]
-pub(in crate::step) struct HostOptimizer {
+pub(super) struct HostOptimizer {
     rule: OptimizerChoice,
     layout: ParameterLayout,
     /// Flat in module order.
@@ -55,7 +54,7 @@ impl HostOptimizer {
     ///
     /// # Panics
     /// If `parameters` and the layout differ in length.
-    pub(in crate::step) fn new(
+    pub(super) fn new(
         rule: OptimizerChoice,
         factors: &[RateFactor],
         layout: &ParameterLayout,
@@ -96,12 +95,12 @@ impl HostOptimizer {
     }
 
     /// Returns the parameters, flat in module order.
-    pub(in crate::step) fn parameters(&self) -> &[f32] {
+    pub(super) fn parameters(&self) -> &[f32] {
         &self.parameters
     }
 
     /// Returns the velocities, flat in module order; or first moments, followed by second moments.
-    pub(in crate::step) fn moments(&self) -> &[f32] {
+    pub(super) fn moments(&self) -> &[f32] {
         &self.moments
     }
 
@@ -140,15 +139,18 @@ impl HostOptimizer {
     }
 
     /// Takes parameters that servers have updated.
-    pub(super) fn take_parameters(&mut self, buckets: &[SyncedBucket]) {
-        for bucket in buckets {
-            self.parameters[bucket.elements()].copy_from_slice(bucket.values());
+    pub(super) fn take_parameters<'a>(
+        &mut self,
+        buckets: impl IntoIterator<Item = (Range<usize>, &'a [f32])>,
+    ) {
+        for (elements, parameters) in buckets {
+            self.parameters[elements].copy_from_slice(parameters);
         }
     }
 
     /// Makes an update by SGD of some elements on the calling thread: on a server, whose thread may
     /// run next to a compute pool that waits for it.
-    pub(in crate::step) fn update_elements(
+    pub(super) fn update_elements(
         &mut self,
         learning_rate: f64,
         elements: Range<usize>,
@@ -158,7 +160,7 @@ impl HostOptimizer {
     }
 
     /// Replaces the parameters and velocities of some elements.
-    pub(in crate::step) fn restore_elements(
+    pub(super) fn restore_elements(
         &mut self,
         elements: Range<usize>,
         parameters: &[f32],
@@ -169,7 +171,7 @@ impl HostOptimizer {
     }
 
     /// Returns the parameters and the moments, to be averaged over ranks.
-    pub(in crate::step) fn buffers_mut(&mut self) -> [&mut Vec<f32>; 2] {
+    pub(super) fn buffers_mut(&mut self) -> [&mut Vec<f32>; 2] {
         [&mut self.parameters, &mut self.moments]
     }
 
