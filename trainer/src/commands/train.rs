@@ -31,7 +31,7 @@ use crate::model::loss::{self, Loss};
 use crate::model::network::load_weights_with_report;
 use crate::model::parts;
 use crate::run::best::BestRule;
-use crate::run::checkpoint::{CheckpointStore, ModelInput};
+use crate::run::checkpoint::{CheckpointStore, ModelInput, Progress};
 use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory};
 use crate::run::head::{class_weights, facts};
 use crate::run::identity;
@@ -172,7 +172,16 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
                 &world.rank_status,
             )?;
             world.end_watch(watchdog)?;
-            return Ok(Outcome::of_server(model));
+            return Ok(Outcome {
+                model,
+                progress: Progress::default(),
+                parameter_hash: String::new(),
+                world: Vec::new(),
+                staleness: None,
+                test: None,
+                is_exhausted: false,
+                stopped_early: false,
+            });
         }
     };
     let session = Session {

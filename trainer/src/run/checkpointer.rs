@@ -6,6 +6,7 @@
 //! continues with the same bits. On another number of ranks all take the mean of the statistics,
 //! and root takes the sum of the residuals.
 
+use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -13,21 +14,20 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn_resnet::{load_weights, safetensors_bytes};
 use datasets::threads;
+use distributed::ROOT;
 use distributed::gradients::ReductionState;
 use distributed::replica::{
     ParameterLayout, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
     floats_to_bytes, read, write,
 };
-use distributed::{Communicator, ROOT};
 
 use crate::measure::gather::{found_by_root, from_root, to_root};
 use crate::model::ImageClassifier;
 use crate::run::checkpoint::{
-    Checkpoint, CheckpointState, CheckpointStore, Progress, TrainingTensors,
+    Checkpoint, CheckpointState, CheckpointStore, FORMAT, ModelInput, Progress, TrainingTensors,
 };
 use crate::run::directory::CHECKPOINTS;
 use crate::run::session::Session;
-use crate::step::OptimizerState;
 use crate::step::Stepper;
 use crate::step::ema::Ema;
 
@@ -82,7 +82,12 @@ impl<'a> Checkpointer<'a> {
         // A detached copy, whose norm statistics may be averaged without changing those in
         // training.
         let model = stepper.model().valid();
-        let norm_statistics = statistics_of_all(&model, communicator)?;
+        let own = read(&model, &ParameterLayout::statistics(&model));
+        let mut norm_statistics = Vec::new();
+        to_root(communicator, floats_to_bytes(&own), |_, bytes| {
+            norm_statistics.push(bytes_to_floats(&bytes));
+            Ok(())
+        })?;
         let model = average_norm_statistics(model, communicator)?;
         let reduction = stepper.reduction_state();
         self.finish()?;
@@ -94,26 +99,30 @@ impl<'a> Checkpointer<'a> {
         };
         directory.expect_in_place()?;
         let is_compressed = reduction.is_some();
-        let ReductionState {
-            residual,
-            factors,
-            num_drawn,
-        } = reduction.unwrap_or_default();
+        let reduction = reduction.unwrap_or_default();
         let tensors = TrainingTensors {
             optimizer: stepper.optimizer_state(),
             norm_statistics,
-            factors,
-            num_drawn,
+            factors: reduction.factors,
+            num_drawn: reduction.num_drawn,
             parameters: ema.map_or(Vec::new(), |_| stepper.parameters().into_owned()),
         };
-        let state = CheckpointState::new(
-            progress.clone(),
-            stepper.loss_scale(),
-            communicator.world_size(),
-            fingerprint(&model).to_string(),
-            self.session.data,
-            serde_json::to_value(self.session.config.clone().with_absolute_paths())?,
-        );
+        let data = self.session.data;
+        let config = self.session.config.clone().with_absolute_paths();
+        let state = CheckpointState {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            progress: progress.clone(),
+            world_size: communicator.world_size(),
+            parameter_hash: fingerprint(&model).to_string(),
+            loss_scale: stepper.loss_scale(),
+            input: ModelInput::of(data),
+            dataset_checksum: data.train.checksum(),
+            val_checksum: data.val.as_ref().map(|val| val.checksum()),
+            test_checksum: data.test.as_ref().map(|test| test.checksum()),
+            config: serde_json::to_value(config)?,
+            files: BTreeMap::new(),
+        };
         let model = match ema {
             Some(ema) => safetensors_bytes(&ema.place(model))?,
             None => safetensors_bytes(&model)?,
@@ -126,8 +135,8 @@ impl<'a> Checkpointer<'a> {
         if is_compressed {
             // One after the other: together they are as many models as there are ranks.
             let residuals = (0..communicator.world_size()).map(|rank| match rank {
-                ROOT => Ok(residual.clone()),
-                rank => self.receive_residual(rank, residual.len()),
+                ROOT => Ok(reduction.residual.clone()),
+                rank => self.receive_residual(rank, reduction.residual.len()),
             });
             let written = store.save(state, &tensors, residuals, &model)?;
             self.session.reporter.note(&note(written));
@@ -246,15 +255,25 @@ impl<'a> Checkpointer<'a> {
         let tensors = from_root(communicator, &tensors)?;
         let tensors = TrainingTensors::from_bytes(&tensors, state.world_size)
             .context("resume: training tensors of the checkpoint")?;
-        expect_same_kind(&tensors.optimizer, &stepper.optimizer_state())?;
+        let fresh = stepper.optimizer_state();
+        ensure!(
+            tensors.optimizer.moments.len() == fresh.moments.len()
+                && tensors.optimizer.num_updates.is_some() == fresh.num_updates.is_some()
+                && tensors.optimizer.custom.is_some() == fresh.custom.is_some(),
+            "resume: state of the optimizer: expected {} values, got {} of another optimizer or model; take another checkpoint",
+            fresh.moments.len(),
+            tensors.optimizer.moments.len()
+        );
         model = broadcast_module(model, communicator, ROOT)?;
         if let Some(ema) = ema {
             ema.restore(&model);
-            model = with_parameters(model, &tensors.parameters)?;
+            let layout = ParameterLayout::new(&model);
+            model = with_values(model, &layout, &tensors.parameters)?;
         }
         if state.world_size == communicator.world_size() {
             let own = &tensors.norm_statistics[communicator.rank()];
-            model = with_statistics(model, own)?;
+            let layout = ParameterLayout::statistics(&model);
+            model = with_values(model, &layout, own)?;
         }
         stepper.restore(model, &tensors.optimizer, Some(state.loss_scale))?;
         if let Some(fresh) = stepper.reduction_state() {
@@ -279,7 +298,10 @@ impl<'a> Checkpointer<'a> {
             records::counted(state.world_size, "rank")
         ));
         if let Some(resumption) = resumption {
-            resumption.report(reporter);
+            for warning in &resumption.warnings {
+                reporter.warn(warning);
+            }
+            reporter.notes(&resumption.notes);
         }
         Ok(state.progress)
     }
@@ -298,19 +320,12 @@ impl<'a> Checkpointer<'a> {
             state.has_residuals(),
             "resume: expected a checkpoint with the residuals of compression, got none. Use another checkpoint"
         );
-        let is_sent = state.world_size == world_size;
         let Some(checkpoint) = found else {
-            return if is_sent {
-                self.receive_residual(ROOT, len)
-            } else {
-                Ok(vec![0.0; len])
-            };
+            return self.receive_residual(ROOT, len);
         };
-        if is_sent {
-            for rank in 1..world_size {
-                let residual = checkpoint.residual(rank, world_size, len)?;
-                communicator.send(rank, RESIDUAL_TAG, &floats_to_bytes(&residual))?;
-            }
+        for rank in 1..world_size {
+            let residual = checkpoint.residual(rank, world_size, len)?;
+            communicator.send(rank, RESIDUAL_TAG, &floats_to_bytes(&residual))?;
         }
         checkpoint.residual(ROOT, world_size, len)
     }
@@ -333,53 +348,17 @@ impl Drop for Checkpointer<'_> {
     }
 }
 
-/// Returns the norm statistics of every rank, on root.
-/// Collective: all ranks.
-fn statistics_of_all<M: ImageClassifier>(
-    model: &M,
-    communicator: &dyn Communicator,
-) -> Result<Vec<Vec<f32>>> {
-    let own = read(model, &ParameterLayout::statistics(model));
-    let mut all = Vec::new();
-    to_root(communicator, floats_to_bytes(&own), |_, bytes| {
-        all.push(bytes_to_floats(&bytes));
-        Ok(())
-    })?;
-    Ok(all)
-}
-
-fn expect_same_kind(saved: &OptimizerState, fresh: &OptimizerState) -> Result<()> {
+/// Returns the model with these values of `layout`.
+fn with_values<M: ImageClassifier>(
+    model: M,
+    layout: &ParameterLayout,
+    values: &[f32],
+) -> Result<M> {
     ensure!(
-        saved.moments.len() == fresh.moments.len()
-            && saved.num_updates.is_some() == fresh.num_updates.is_some()
-            && saved.custom.is_some() == fresh.custom.is_some(),
-        "resume: state of the optimizer: expected {} values, got {} of another optimizer or model; take another checkpoint",
-        fresh.moments.len(),
-        saved.moments.len()
-    );
-    Ok(())
-}
-
-/// Returns the model, whose parameters are an average, with the parameters in training.
-fn with_parameters<M: ImageClassifier>(model: M, parameters: &[f32]) -> Result<M> {
-    let layout = ParameterLayout::new(&model);
-    ensure!(
-        parameters.len() == layout.num_elements(),
-        "resume: parameters in training: expected {}, got {}; take another checkpoint",
+        values.len() == layout.num_elements(),
+        "resume: parameters or norm statistics: expected {} values, got {}; take another checkpoint",
         layout.num_elements(),
-        parameters.len()
+        values.len()
     );
-    Ok(write(model, &layout, parameters))
-}
-
-/// Returns the model with these norm statistics.
-fn with_statistics<M: ImageClassifier>(model: M, own: &[f32]) -> Result<M> {
-    let layout = ParameterLayout::statistics(&model);
-    ensure!(
-        own.len() == layout.num_elements(),
-        "resume: norm statistics of a rank: expected {} values, got {}; take another checkpoint",
-        layout.num_elements(),
-        own.len()
-    );
-    Ok(write(model, &layout, own))
+    Ok(write(model, layout, values))
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use records::{EvaluationByClass, Manifest, Summary, file};
+use records::{Manifest, Summary, file};
 use serde::de::DeserializeOwned;
 
 use crate::config::{ConfigError, TrainConfig, invalid};
@@ -259,20 +259,9 @@ impl RunDirectory {
         })
     }
 
-    /// Returns the manifest of the last session, if it can be read.
-    pub fn read_manifest(&self) -> Option<Manifest> {
-        read_json(&self.file(MANIFEST))
-    }
-
-    /// Returns the evaluation that was written last, if it can be read.
-    pub fn read_evaluation(&self) -> Option<EvaluationByClass> {
-        read_json(&self.file(EVALUATION))
-    }
-
-    pub fn write_evaluation(&self, evaluation: &EvaluationByClass) -> Result<()> {
-        // On one line: a confusion matrix would otherwise have a line for each number.
-        let text = serde_json::to_vec(evaluation)?;
-        Ok(file::replace(&self.file(EVALUATION), &text)?)
+    /// Returns the content of one of [`FILES`], if it can be read.
+    pub fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        read_json(&self.file(name))
     }
 
     /// Writes the summary.

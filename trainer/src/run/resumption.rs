@@ -15,12 +15,11 @@ use distributed::gradients::CompressionKind;
 use crate::config::{
     BatchNormKind, Compression, ConfigDifference, DatasetChoice, SyncMethod, TrainConfig,
 };
-use crate::measure::report::Reporter;
 use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointStore, Damaged, Progress};
 use crate::run::directory::{CHECKPOINTS, RunDirectory};
-use crate::step::sync_plan::averages_early;
+use crate::step::sync_plan::{averages_early, staleness};
 
 /// The option that names the optimizer.
 const OPTIMIZER: &str = "optimizer.optimizer";
@@ -70,24 +69,27 @@ impl Resumption {
             .context("configuration in the checkpoint")?;
         let before = before.with_absolute_paths();
         let steps_per_epoch = steps_per_epoch(config, data)?;
+        let averaged_early = averaged_early(&before, &checkpoint.state.progress, steps_per_epoch);
         let mut resumption = Self {
             notes: config.without_effect_on(&before),
-            warnings: changes_of_course(config, &before),
-            averaged_early: averaged_early(&before, &checkpoint.state.progress, steps_per_epoch),
+            warnings: changes_of_course(config, &before, averaged_early),
+            averaged_early,
             checkpoint,
             damaged,
             before,
         };
-        resumption.check_epochs(config.schedule.epochs)?;
+        let progress = &resumption.checkpoint.state.progress;
+        let begun = progress.epoch + u64::from(progress.step_in_epoch > 0);
+        let epochs = config.schedule.epochs;
+        ensure!(
+            epochs >= begun,
+            "resume: expected --epochs {begun} or more, since {} is a checkpoint of epoch {begun}, got {epochs}",
+            resumption.checkpoint.directory.display()
+        );
         resumption.check_config(config)?;
-        if resumption.averaged_early {
-            resumption.warnings.push(another_course(
-                "the stop averaged the ranks' parameters earlier than planned",
-            ));
-        }
         resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
-        let step = resumption.progress().schedule_step();
+        let step = resumption.checkpoint.state.progress.schedule_step();
         let before = &resumption.before;
         let changes = [
             change_of_schedule(config, before, steps_per_epoch, step),
@@ -106,44 +108,19 @@ impl Resumption {
             && !self.averaged_early
     }
 
-    /// Prints the warnings and notes.
-    pub fn report(&self, reporter: &Reporter) {
-        for warning in &self.warnings {
-            reporter.warn(warning);
-        }
-        reporter.notes(&self.notes);
-    }
-
-    fn progress(&self) -> &Progress {
-        &self.checkpoint.state.progress
-    }
-
-    fn check_epochs(&self, epochs: u64) -> Result<()> {
-        let progress = self.progress();
-        let begun = progress.epoch + u64::from(progress.step_in_epoch > 0);
-        ensure!(
-            epochs >= begun,
-            "resume: expected --epochs {begun} or more, since {} is a checkpoint of epoch {begun}, got {epochs}",
-            self.checkpoint.directory.display()
-        );
-        Ok(())
-    }
-
     fn check_config(&self, config: &TrainConfig) -> Result<()> {
-        let passed = |config| passed_milestones(config, self.progress());
+        let passed = |config| passed_milestones(config, &self.checkpoint.state.progress);
         let mut differences = config.differences(&self.before);
         differences.retain(|difference| {
             difference.key != "schedule.milestones" || passed(config) != passed(&self.before)
         });
         // Another optimizer has other options.
-        if differences
+        let is_another = differences
             .iter()
-            .any(|difference| difference.key == OPTIMIZER)
-        {
-            differences.retain(|difference| {
-                difference.key == OPTIMIZER || !difference.key.starts_with("optimizer.")
-            });
-        }
+            .any(|difference| difference.key == OPTIMIZER);
+        differences.retain(|difference| {
+            !is_another || difference.key == OPTIMIZER || !difference.key.starts_with("optimizer.")
+        });
         let list: Vec<String> = differences
             .iter()
             .map(|difference| format!("{difference} ({})", reason(difference)))
@@ -220,14 +197,14 @@ impl Resumption {
     /// Checks the position on the data of the checkpoint. On changed data, moves it into their
     /// epochs.
     fn check_position(&mut self, data: &DatasetSplits, steps_per_epoch: u64) -> Result<()> {
-        if self.checkpoint.state.dataset_checksum == data.train.checksum() {
-            let checked = self.progress().check_position(steps_per_epoch);
-            return checked.with_context(|| {
-                let directory = self.checkpoint.directory.display();
+        let state = &mut self.checkpoint.state;
+        let progress = &mut state.progress;
+        if state.dataset_checksum == data.train.checksum() {
+            let directory = self.checkpoint.directory.display();
+            return progress.check_position(steps_per_epoch).with_context(|| {
                 format!("resume: {directory}: move it away to continue from an older one")
             });
         }
-        let progress = &mut self.checkpoint.state.progress;
         let before = progress.step_in_epoch;
         progress.move_to_epochs_of(steps_per_epoch);
         if progress.step_in_epoch < before {
@@ -272,30 +249,18 @@ fn passed_milestones(config: &TrainConfig, progress: &Progress) -> Vec<u64> {
         .collect()
 }
 
-/// Returns a warning for each option that may change but affects the parameters by more than
-/// rounding.
-fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> {
-    let mut changes = Vec::new();
+/// Returns a warning for each change that affects the parameters by more than rounding.
+fn changes_of_course(
+    config: &TrainConfig,
+    before: &TrainConfig,
+    averaged_early: bool,
+) -> Vec<String> {
     let norm_samples = |config: &TrainConfig| match config.batch.batch_norm {
         BatchNormKind::Local => config.micro_batch_size(),
         BatchNormKind::Sync => config.batch.global_batch_size / config.batch.grad_accum_steps(),
     };
-    if norm_samples(config) != norm_samples(before) {
-        changes.push(format!(
-            "batch norm takes its statistics over {} samples at a time, {} before",
-            norm_samples(config),
-            norm_samples(before)
-        ));
-    }
     let method = &config.sync.method;
     let is_local_sgd = matches!(method, SyncMethod::LocalSgd { .. });
-    let is_asynchronous = matches!(
-        method,
-        SyncMethod::ParameterServer {
-            asynchronous: Some(_),
-            ..
-        }
-    );
     let is_top_k = matches!(
         method,
         SyncMethod::Allreduce {
@@ -303,30 +268,37 @@ fn changes_of_course(config: &TrainConfig, before: &TrainConfig) -> Vec<String> 
             ..
         }
     );
-    if is_top_k && config.sync.bucket_mib != before.sync.bucket_mib {
-        changes.push("--bucket-mib, within which the largest gradients are chosen".to_owned());
-    }
-    let ranks = config.num_workers();
-    let ranks_before = before.num_workers();
-    if is_local_sgd && ranks != ranks_before {
-        changes.push(format!(
-            "{ranks} ranks run independent steps with their shares of a batch, {ranks_before} before"
-        ));
-    }
-    if is_asynchronous && ranks != ranks_before {
-        changes.push(format!(
-            "{ranks} ranks send updates to their servers, {ranks_before} before"
-        ));
-    }
-    if is_local_sgd && config.run.checkpoint_every_steps != before.run.checkpoint_every_steps {
-        changes.push(
+    let is_independent = is_local_sgd || staleness(method).is_some();
+    let [samples, samples_before] = [config, before].map(norm_samples);
+    let [ranks, ranks_before] = [config, before].map(TrainConfig::num_workers);
+    let changes = [
+        (
+            samples != samples_before,
+            format!(
+                "batch norm takes its statistics over {samples} samples at a time, {samples_before} before"
+            ),
+        ),
+        (
+            is_top_k && config.sync.bucket_mib != before.sync.bucket_mib,
+            "--bucket-mib, within which the largest gradients are chosen".to_owned(),
+        ),
+        (
+            is_independent && ranks != ranks_before,
+            format!("{ranks} ranks update independently, {ranks_before} before"),
+        ),
+        (
+            is_local_sgd && config.run.checkpoint_every_steps != before.run.checkpoint_every_steps,
             "--checkpoint-every-steps, since local SGD averages the ranks before a checkpoint"
                 .to_owned(),
-        );
-    }
+        ),
+        (
+            averaged_early,
+            "the stop averaged the ranks' parameters earlier than planned".to_owned(),
+        ),
+    ];
+    let changes = changes.into_iter().filter(|(is_made, _)| *is_made);
     changes
-        .iter()
-        .map(|change| another_course(change))
+        .map(|(_, change)| format!("resume: the run will differ from an undisturbed one: {change}"))
         .collect()
 }
 
@@ -341,10 +313,6 @@ fn averaged_early(before: &TrainConfig, progress: &Progress, steps_per_epoch: u6
         .is_some_and(|every| progress.step.is_multiple_of(every));
     let is_planned = is_due || progress.step_in_epoch.is_multiple_of(steps_per_epoch);
     !is_planned && averages_early(&before.sync.method, before.num_workers(), last)
-}
-
-fn another_course(change: &str) -> String {
-    format!("resume: the run will differ from an undisturbed one: {change}")
 }
 
 /// Returns a note if image sizes change in other epochs than planned: they change at shares of the
@@ -369,26 +337,24 @@ fn change_of_schedule(
 ) -> Option<String> {
     let new = &config.schedule;
     let old = &before.schedule;
-    let epochs = new.epochs;
-    let planned = old.epochs;
-    let stretched =
-        new.schedule.depends_on_epochs() && new.planned_epochs() != old.planned_epochs();
     let effect = if new.schedule != old.schedule {
         "has other milestones".to_owned()
-    } else if stretched {
+    } else if new.schedule.depends_on_epochs() && new.planned_epochs() != old.planned_epochs() {
         format!(
             "is stretched from {} to {} epochs",
             old.planned_epochs(),
             new.planned_epochs()
         )
-    } else if epochs == planned {
+    } else if new.epochs == old.epochs {
         return None;
     } else {
         "is kept".to_owned()
     };
     let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
     Some(format!(
-        "resume: {epochs} epochs, {planned} were planned; the {} schedule {effect}: learning rate {:.3e} at the next step, {:.3e} before the change",
+        "resume: {} epochs, {} were planned; the {} schedule {effect}: learning rate {:.3e} at the next step, {:.3e} before the change",
+        new.epochs,
+        old.epochs,
         new.schedule.kind(),
         rate(config),
         rate(before)

@@ -27,7 +27,7 @@ use sha2::{Digest, Sha256};
 
 use crate::step::OptimizerState;
 
-use state::FORMAT;
+pub(in crate::run) use state::FORMAT;
 pub use state::{CheckpointState, ModelInput, Progress};
 pub use store::{CheckpointStore, Damaged, find};
 
@@ -59,7 +59,7 @@ pub struct Checkpoint {
 )]
 struct OtherFormat {
     directory: PathBuf,
-    format: u32,
+    format: String,
     version: String,
 }
 
@@ -73,18 +73,29 @@ impl Checkpoint {
         let path = directory.join(STATE_FILE);
         let context = || format!("checkpoint state {}", path.display());
         let text = read_state(&path).with_context(context)?;
-        check_state_sum(directory, &text)?;
+        let sums = directory.join(STATE_SUM_FILE);
+        let mut line = String::new();
+        file::open(&sums)
+            .and_then(|file| file.take(MAX_SUM_BYTES).read_to_string(&mut line))
+            .with_context(|| format!("checksum {}", sums.display()))?;
+        let expected = line.split_whitespace().next().unwrap_or_default();
+        let got = hexadecimal(Sha256::digest(&text));
+        ensure!(
+            got == expected,
+            "{}: expected sha256 {expected} (of {STATE_SUM_FILE}), got {got}",
+            path.display()
+        );
+        let state: serde_json::Value = serde_json::from_str(&text).with_context(context)?;
         // Checked first: a state of another format may lack fields of this one.
-        let origin: Origin = serde_json::from_str(&text).with_context(context)?;
-        if origin.format != FORMAT {
+        if state["format"] != FORMAT {
             return Err(OtherFormat {
                 directory: directory.to_owned(),
-                format: origin.format,
-                version: origin.version,
+                format: state["format"].to_string(),
+                version: state["version"].to_string(),
             }
             .into());
         }
-        let state: CheckpointState = serde_json::from_str(&text).with_context(context)?;
+        let state: CheckpointState = serde_json::from_value(state).with_context(context)?;
         state.check().with_context(context)?;
         for name in state.file_names() {
             let path = directory.join(&name);
@@ -193,38 +204,28 @@ impl TrainingTensors {
             statistics.len()
         );
         let row_len = statistics.len() / world_size;
-        let mut optimizer = OptimizerState::default();
-        if let Ok(own) = tensors.tensor("own_optimizer") {
-            optimizer.custom = Some(own.data().to_vec());
-        } else if let Ok(num_updates) = tensors.tensor("num_updates") {
-            let bytes = <[u8; 8]>::try_from(num_updates.data()).ok();
-            let bytes = bytes.context("num_updates: expected one u64")?;
-            optimizer.num_updates = Some(u64::from_le_bytes(bytes));
-            optimizer.moments = floats(&tensors, "moments")?;
-        } else {
-            optimizer.moments = floats(&tensors, "velocities")?;
-        }
+        let has = |name| tensors.tensor(name).is_ok();
         let mut read = Self {
-            optimizer,
             norm_statistics: (0..world_size)
                 .map(|rank| statistics[rank * row_len..(rank + 1) * row_len].to_vec())
                 .collect(),
             ..Self::default()
         };
-        if let Ok(num_drawn) = tensors.tensor("num_drawn") {
-            ensure!(
-                num_drawn.dtype() == Dtype::U64,
-                "num_drawn: expected u64, got {:?}",
-                num_drawn.dtype()
-            );
-            let (words, _) = num_drawn.data().as_chunks();
-            read.factors = floats(&tensors, "factors")?;
-            read.num_drawn = words
-                .iter()
-                .map(|bytes| u64::from_le_bytes(*bytes))
-                .collect();
+        if let Ok(own) = tensors.tensor("own_optimizer") {
+            read.optimizer.custom = Some(own.data().to_vec());
+        } else if has("num_updates") {
+            let number = words(&tensors, "num_updates")?;
+            let number = number.first().context("num_updates: expected one u64")?;
+            read.optimizer.num_updates = Some(*number);
+            read.optimizer.moments = floats(&tensors, "moments")?;
+        } else {
+            read.optimizer.moments = floats(&tensors, "velocities")?;
         }
-        if tensors.tensor("parameters").is_ok() {
+        if has("num_drawn") {
+            read.factors = floats(&tensors, "factors")?;
+            read.num_drawn = words(&tensors, "num_drawn")?;
+        }
+        if has("parameters") {
             read.parameters = floats(&tensors, "parameters")?;
         }
         Ok(read)
@@ -284,13 +285,19 @@ fn residual_to_bytes(residual: &[f32]) -> Result<Vec<u8>> {
 }
 
 fn floats(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<f32>> {
+    Ok(bytes_to_floats(data(tensors, name, Dtype::F32)?))
+}
+
+fn words(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<u64>> {
+    let (words, _) = data(tensors, name, Dtype::U64)?.as_chunks();
+    Ok(words.iter().copied().map(u64::from_le_bytes).collect())
+}
+
+fn data<'a>(tensors: &SafeTensors<'a>, name: &str, dtype: Dtype) -> Result<&'a [u8]> {
     let view = tensors.tensor(name).with_context(|| name.to_owned())?;
-    ensure!(
-        view.dtype() == Dtype::F32,
-        "{name}: expected f32, got {:?}",
-        view.dtype()
-    );
-    Ok(bytes_to_floats(view.data()))
+    let got = view.dtype();
+    ensure!(got == dtype, "{name}: expected {dtype:?}, got {got:?}");
+    Ok(view.data())
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
@@ -307,30 +314,6 @@ fn read_state(path: &Path) -> Result<String> {
         "expected at most {MAX_STATE_BYTES} bytes, got more; take another checkpoint"
     );
     Ok(text)
-}
-
-/// The fields of a state in every format.
-#[derive(serde::Deserialize)]
-struct Origin {
-    format: u32,
-    #[serde(default)]
-    version: String,
-}
-
-fn check_state_sum(directory: &Path, text: &str) -> Result<()> {
-    let path = directory.join(STATE_SUM_FILE);
-    let mut line = String::new();
-    file::open(&path)
-        .and_then(|file| file.take(MAX_SUM_BYTES).read_to_string(&mut line))
-        .with_context(|| format!("checksum {}", path.display()))?;
-    let expected = line.split_whitespace().next().unwrap_or_default();
-    let got = hexadecimal(Sha256::digest(text));
-    ensure!(
-        got == expected,
-        "{}: expected sha256 {expected} (of {STATE_SUM_FILE}), got {got}",
-        directory.join(STATE_FILE).display()
-    );
-    Ok(())
 }
 
 /// Returns the line that `sha256sum` writes for a state.

@@ -13,7 +13,7 @@ use crate::measure::metrics::ScoreSums;
 use crate::step::loss_scale::LossScale;
 
 /// Layout of the files; raised when another version could not read them or would misread them.
-pub(super) const FORMAT: u32 = 3;
+pub(in crate::run) const FORMAT: u32 = 3;
 
 /// Limit of the ranks of a checkpoint.
 const MAX_RANKS: usize = 1 << 20;
@@ -156,28 +156,24 @@ impl ModelInput {
     /// # Errors
     /// If a size or value is out of its range.
     pub fn check(&self) -> Result<()> {
-        let ModelInput {
-            height,
-            width,
-            channels,
-            mean,
-            std,
-            class_names,
-        } = self;
-        let num_classes = class_names.len();
-        for side in [*height, *width] {
+        for side in [self.height, self.width] {
             ensure!(
                 (1..=MAX_IMAGE_SIDE).contains(&side),
                 "input: expected sides of 1 to {MAX_IMAGE_SIDE} pixels, got {side}"
             );
         }
         ensure!(
-            height == width,
-            "input: expected square images, got {height}x{width}"
+            self.height == self.width,
+            "input: expected square images, got {}x{}",
+            self.height,
+            self.width
         );
-        ensure!(*channels > 0, "input: expected at least 1 channel, got 0");
+        let channels = self.channels;
+        ensure!(channels > 0, "input: expected at least 1 channel, got 0");
+        let mean = &self.mean;
+        let std = &self.std;
         ensure!(
-            mean.len() == *channels && std.len() == *channels,
+            mean.len() == channels && std.len() == channels,
             "input: expected mean and std of {channels} channels, got {} and {}",
             mean.len(),
             std.len()
@@ -187,6 +183,7 @@ impl ModelInput {
                 && std.iter().all(|value| value.is_finite() && *value > 0.0),
             "input: expected finite means and positive std, got {mean:?} and {std:?}"
         );
+        let num_classes = self.class_names.len();
         ensure!(
             (1..=MAX_CLASSES).contains(&num_classes),
             "input: expected 1 to {MAX_CLASSES} classes, got {num_classes}"
@@ -248,48 +245,18 @@ pub struct CheckpointState {
 }
 
 impl CheckpointState {
-    /// Returns a state of the present format without checksums, which
-    /// [`super::CheckpointStore::save`] adds.
-    pub fn new(
-        progress: Progress,
-        loss_scale: LossScale,
-        world_size: usize,
-        parameter_hash: String,
-        data: &DatasetSplits,
-        config: serde_json::Value,
-    ) -> Self {
-        Self {
-            format: FORMAT,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            progress,
-            world_size,
-            parameter_hash,
-            loss_scale,
-            input: ModelInput::of(data),
-            dataset_checksum: data.train.checksum(),
-            val_checksum: data.val.as_ref().map(|val| val.checksum()),
-            test_checksum: data.test.as_ref().map(|test| test.checksum()),
-            config,
-            files: BTreeMap::new(),
-        }
-    }
-
     /// Returns true if the checkpoint has the residuals of compression.
     pub fn has_residuals(&self) -> bool {
         self.files.contains_key(&residual_file(0))
     }
 
     /// Returns the names of the files that have checksums here.
-    pub(super) fn file_names(&self) -> impl Iterator<Item = String> + use<> {
-        let num_residuals = if self.has_residuals() {
-            self.world_size
-        } else {
-            0
-        };
-        [MODEL_FILE, TRAINING_FILE]
-            .map(str::to_owned)
-            .into_iter()
-            .chain((0..num_residuals).map(residual_file))
+    pub(super) fn file_names(&self) -> Vec<String> {
+        let mut names = [MODEL_FILE, TRAINING_FILE].map(str::to_owned).to_vec();
+        if self.has_residuals() {
+            names.extend((0..self.world_size).map(residual_file));
+        }
+        names
     }
 
     /// Returns the text of the file.

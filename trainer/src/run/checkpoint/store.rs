@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use records::file::{sync_folder, sync_parent};
 
 use super::{
@@ -138,8 +138,13 @@ impl CheckpointStore {
     /// If none of several checkpoints is whole, or the newest is of another version of
     /// this program.
     pub fn latest(&self) -> Result<(Option<Checkpoint>, Vec<Damaged>)> {
+        self.first_whole(self.names()?)
+    }
+
+    /// Returns the last of `names` that is whole, and those after it.
+    fn first_whole(&self, names: Vec<String>) -> Result<(Option<Checkpoint>, Vec<Damaged>)> {
         let mut damaged = Vec::new();
-        for name in self.names()?.into_iter().rev() {
+        for name in names.into_iter().rev() {
             match Checkpoint::open(&self.directory.join(&name)) {
                 Ok(checkpoint) => return Ok((Some(checkpoint), damaged)),
                 // It is whole: continuing from an older one would lose its steps.
@@ -150,13 +155,12 @@ impl CheckpointStore {
                 }
             }
         }
-        if !damaged.is_empty() {
-            bail!(
-                "no checkpoint in {} is whole: {}",
-                self.directory.display(),
-                warnings(damaged).join("; ")
-            );
-        }
+        ensure!(
+            damaged.is_empty(),
+            "no checkpoint in {} is whole: {}",
+            self.directory.display(),
+            warnings(damaged).join("; ")
+        );
         Ok((None, damaged))
     }
 
@@ -197,18 +201,6 @@ impl CheckpointStore {
         self.names().ok()?.into_iter().rev().find(is_best)
     }
 
-    /// Returns a warning for each of `names` whose state cannot be read, so that it may be the
-    /// best.
-    fn unknown<'a>(&self, names: impl Iterator<Item = &'a String>) -> Vec<String> {
-        let warning = |name: &String| {
-            let error = self.state_of(name).err()?;
-            Some(format!(
-                "checkpoint {name} skipped, although it may be the best: {error:#}"
-            ))
-        };
-        names.filter_map(warning).collect()
-    }
-
     /// Reads a state without checking its checksum.
     fn state_of(&self, name: &str) -> Result<CheckpointState> {
         let text = read_state(&self.directory.join(name).join(STATE_FILE))?;
@@ -218,37 +210,32 @@ impl CheckpointStore {
     /// Returns the names of the finished checkpoints, oldest first. One that was being replaced
     /// counts if its replacement is absent.
     fn names(&self) -> Result<Vec<String>> {
-        let is_number =
-            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let is_step = |name: &str| name.strip_prefix("step-").is_some_and(is_number);
         let entries = self.entries()?;
-        let is_finished = |name: &&String| match name.strip_suffix(REPLACED) {
-            Some(step) => is_step(step) && !entries.iter().any(|other| other == step),
-            None => is_step(name),
+        let step = |name: &str| -> Option<u128> {
+            let digits = name.trim_end_matches(REPLACED).strip_prefix("step-")?;
+            let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+            if is_number { digits.parse().ok() } else { None }
+        };
+        let is_finished = |name: &&String| {
+            let place = name.strip_suffix(REPLACED);
+            step(name).is_some()
+                && place.is_none_or(|place| !entries.iter().any(|other| other == place))
         };
         let mut names: Vec<String> = entries.iter().filter(is_finished).cloned().collect();
-        // Steps have eight digits or more: the shorter name is the older one.
-        names.sort_by_cached_key(|name| {
-            let step = name.trim_end_matches(REPLACED);
-            (step.len(), step.to_owned())
-        });
+        names.sort_by_cached_key(|name| step(name));
         Ok(names)
     }
 
     fn entries(&self) -> Result<Vec<String>> {
         let context = || format!("cannot read {}", self.directory.display());
         // A link to an unmounted folder must not count as a run without checkpoints.
-        let is_absent = || match fs::symlink_metadata(&self.directory) {
-            Err(error) => error.kind() == ErrorKind::NotFound,
-            Ok(_) => false,
-        };
-        let entries = match fs::read_dir(&self.directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound && is_absent() => {
-                return Ok(Vec::new());
-            }
-            entries => entries.with_context(context)?,
-        };
-        entries
+        if let Err(error) = fs::symlink_metadata(&self.directory)
+            && error.kind() == ErrorKind::NotFound
+        {
+            return Ok(Vec::new());
+        }
+        fs::read_dir(&self.directory)
+            .with_context(context)?
             .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
             .collect()
     }
@@ -281,35 +268,29 @@ pub fn find(path: &Path) -> Result<(Checkpoint, Vec<String>)> {
         return Ok((Checkpoint::open(path)?, Vec::new()));
     }
     let store = CheckpointStore::new(&path.join(CHECKPOINTS), 1);
-    let names = store.names()?;
-    let is_not = |found: &Checkpoint, name: &&String| !found.directory.ends_with(name);
-    let lost_best = match store.best() {
-        Ok(Some(best)) => {
-            let warnings = store.unknown(names.iter().rev().take_while(|name| is_not(&best, name)));
-            return Ok((best, warnings));
-        }
-        Ok(None) => None,
-        Err(error) => Some(error),
-    };
-    let (newest, mut damaged) = store.latest()?;
-    let newest = newest.with_context(|| {
+    let best = store.best_name();
+    let is_best = |name: &String| Some(name) == best.as_ref();
+    let mut names = store.names()?;
+    // One whose state cannot be read might be the best, and is reported if it is newer.
+    names.sort_by_cached_key(|name| {
+        is_best(name) || (best.is_some() && store.state_of(name).is_err())
+    });
+    let (found, damaged) = store.first_whole(names)?;
+    let found = found.with_context(|| {
         format!(
             "no checkpoint in {}: expected a checkpoint's directory or a run's output directory",
             path.display()
         )
     })?;
-    let mut all = Vec::new();
-    if let Some(error) = lost_best {
-        // It may also be among the newest.
-        damaged.retain(|damaged| store.best_name().as_ref() != Some(&damaged.name));
-        let taken = newest.directory.display();
-        all.push(format!(
-            "the best checkpoint cannot be read: {error:#}. The newest whole one, {taken}, is used instead"
+    let has_lost_best = damaged.iter().any(|damaged| is_best(&damaged.name));
+    let mut warnings = warnings(damaged);
+    if has_lost_best {
+        let taken = found.directory.display();
+        warnings.push(format!(
+            "the best checkpoint cannot be read: {taken} is used instead"
         ));
     }
-    all.extend(warnings(damaged));
-    all.extend(store.unknown(names.iter().take_while(|name| is_not(&newest, name))));
-    Ok((newest, all))
+    Ok((found, warnings))
 }
 
 fn warnings(damaged: Vec<Damaged>) -> Vec<String> {

@@ -44,8 +44,10 @@ struct Epoch<'a> {
 }
 
 impl<'run, M: ImageClassifier> Training<'run, M> {
-    /// Runs the remaining steps of the epoch. Returns true if the ranks agreed to stop in it.
-    pub(super) fn train(&mut self) -> Result<bool> {
+    /// Runs the remaining steps of the epoch, evaluates, and saves a checkpoint if one is due.
+    /// Returns true if the ranks agreed to stop.
+    pub(super) fn epoch(&mut self) -> Result<bool> {
+        self.epoch_start = Instant::now();
         let session = self.session;
         let plan = shard_plan(session, self.progress.epoch)?;
         let num_steps = plan.num_steps() as u64;
@@ -77,7 +79,11 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         }
         self.times.energy.end();
         self.total_scores(&epoch)?;
-        Ok(stopped)
+        if stopped {
+            self.save()?;
+            return Ok(true);
+        }
+        self.end_epoch()
     }
 
     /// Runs one step, logs it, and saves a checkpoint if one is due within the epoch. Returns true

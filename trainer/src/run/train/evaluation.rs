@@ -6,50 +6,92 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use datasets::ImageDataset;
+use distributed::replica::check_fingerprint;
 use distributed::watchdog::Phase;
-use records::FinalTest;
+use records::{EvaluationByClass, FinalTest, file};
 
 use super::Training;
 use crate::measure::gather::found_by_root;
 use crate::model::ImageClassifier;
-use crate::run::evaluate::{EvaluateConfig, Evaluation, by_class, evaluate};
+use crate::run::directory::EVALUATION;
+use crate::run::evaluate::{EvaluateConfig, Evaluation, UnreadImage, by_class, evaluate};
 
 impl<M: ImageClassifier> Training<'_, M> {
-    /// Saves an epoch whose evaluation failed on all ranks, and returns the error with a remedy.
-    pub(super) fn keep_unevaluated(&mut self, error: anyhow::Error) -> Result<anyhow::Error> {
-        self.save()?;
-        self.checkpointer.finish()?;
-        // A rank that returns the error ends the job, so all wait until root has written.
-        self.session.communicator.barrier()?;
+    /// Evaluates an epoch whose steps are done, writes its record, and saves a checkpoint if one is
+    /// due. Returns true if the ranks agreed to stop.
+    pub(super) fn end_epoch(&mut self) -> Result<bool> {
+        let session = self.session;
+        let communicator = &*session.communicator;
+        check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?;
         let epoch = self.progress.epoch + 1;
-        Ok(error.context(format!(
-            "epoch {epoch}: saved, but the evaluation failed; `--resume` repeats the evaluation"
-        )))
+        let run = &session.config.run;
+        let is_evaluated =
+            epoch == session.config.schedule.epochs || epoch.is_multiple_of(run.eval_every_epochs);
+        let evaluation = match session.data.evaluated() {
+            Some(split) if is_evaluated => {
+                self.progress_file.enter("evaluation");
+                let averaged = self.averaged();
+                let model = averaged.as_ref().unwrap_or(self.stepper.model());
+                match self.evaluate(model, split) {
+                    Err(error) if error.is::<UnreadImage>() => {
+                        self.save()?;
+                        self.checkpointer.finish()?;
+                        // A rank that returns the error ends the job, so all wait until root has
+                        // written.
+                        communicator.barrier()?;
+                        return Err(error.context(format!(
+                            "epoch {epoch}: saved, but the evaluation failed; `--resume` repeats the evaluation"
+                        )));
+                    }
+                    evaluation => Some(evaluation?),
+                }
+            }
+            _ => None,
+        };
+        let scores = evaluation.as_ref().and_then(Evaluation::scores);
+        if evaluation.is_some() && scores.is_none() {
+            // Interrupted. A resumed run begins with this evaluation.
+            self.save()?;
+            return Ok(true);
+        }
+        // The sums are global, so all ranks stop here together, before such a model is saved.
+        ensure!(
+            scores.as_ref().is_none_or(|scores| scores.loss.is_finite()),
+            "epoch {epoch}: the {} loss is not finite (expected a number); lower the learning rate or clip the gradient",
+            session.evaluated_split()
+        );
+        let is_best = match &scores {
+            Some(scores) => session
+                .best_rule
+                .note(&mut self.progress, scores, communicator)?,
+            None => false,
+        };
+        self.record(scores)?;
+        if let Some(evaluation) = &evaluation
+            && is_best
+        {
+            self.write_by_class(evaluation, session.evaluated_split(), self.progress.epoch)?;
+        }
+        self.progress.begin_next_epoch();
+        let is_last = self.has_ended();
+        let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
+        // One that is due by steps at the end of an epoch is saved here, with the whole epoch.
+        let is_due = run
+            .checkpoint_every_steps
+            .is_some_and(|every| self.progress.step.is_multiple_of(every))
+            || epoch.is_multiple_of(run.checkpoint_every_epochs);
+        if is_best || is_last || stopped || is_due {
+            self.save()?;
+        }
+        Ok(stopped)
     }
 
     /// Returns true if all epochs are trained, or `--patience` ends the run.
     pub(super) fn has_ended(&self) -> bool {
         self.progress.epoch >= self.session.config.schedule.epochs
             || self.session.best_rule.is_exhausted(&self.progress)
-    }
-
-    pub(super) fn evaluate_if_due(&mut self) -> Result<Option<Evaluation>> {
-        let config = self.session.config;
-        let num_epochs = self.progress.epoch + 1;
-        let is_due = num_epochs == config.schedule.epochs
-            || num_epochs.is_multiple_of(config.run.eval_every_epochs);
-        let Some(split) = self.session.data.evaluated() else {
-            return Ok(None);
-        };
-        if !is_due {
-            return Ok(None);
-        }
-        self.progress_file.enter("evaluation");
-        let averaged = self.averaged();
-        self.evaluate(averaged.as_ref().unwrap_or(self.stepper.model()), split)
-            .map(Some)
     }
 
     /// Returns the model with the average of the parameters, if one is kept.
@@ -102,7 +144,9 @@ impl<M: ImageClassifier> Training<'_, M> {
         {
             let names = data.train.class_names();
             let record = by_class((split, Some(epoch)), &**dataset, scores, names, &answers);
-            if let Err(error) = directory.write_evaluation(&record) {
+            // On one line: a confusion matrix would otherwise have a line for each number.
+            let text = serde_json::to_vec(&record)?;
+            if let Err(error) = file::replace(&directory.file(EVALUATION), &text) {
                 session.reporter.warn(&format!(
                     "{error:#}. The run continues; the file lacks this evaluation"
                 ));
@@ -124,9 +168,9 @@ impl<M: ImageClassifier> Training<'_, M> {
         self.checkpointer.finish()?;
         let best = self.progress.best.as_ref().map(|best| best.epoch);
         self.test = found_by_root(&*session.communicator, || {
-            let earlier = session
+            let earlier: Option<EvaluationByClass> = session
                 .directory
-                .and_then(|directory| directory.read_evaluation());
+                .and_then(|directory| directory.read(EVALUATION));
             Ok(earlier.and_then(|earlier| {
                 let epoch = earlier.epoch?;
                 let is_same = Some(epoch) == best

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use datasets::ImageShape;
 use distributed::replica::check_fingerprint;
 use distributed::watchdog::Phase;
@@ -30,8 +30,7 @@ use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
 use crate::run::checkpointer::Checkpointer;
-use crate::run::directory::METRICS;
-use crate::run::evaluate::{Evaluation, UnreadImage};
+use crate::run::directory::{MANIFEST, METRICS};
 use crate::run::metrics_file::MetricsFile;
 use crate::run::progress_file::ProgressFile;
 use crate::run::session::Session;
@@ -60,22 +59,6 @@ pub struct Outcome<M> {
     /// True if `--patience` ended the run.
     pub is_exhausted: bool,
     pub stopped_early: bool,
-}
-
-impl<M> Outcome<M> {
-    /// Returns the outcome of a rank that only served parameters.
-    pub(crate) fn of_server(model: M) -> Self {
-        Self {
-            model,
-            progress: Progress::default(),
-            parameter_hash: String::new(),
-            world: Vec::new(),
-            staleness: None,
-            test: None,
-            is_exhausted: false,
-            stopped_early: false,
-        }
-    }
 }
 
 /// Trains `model` from the newest checkpoint of a resumed run, or from the beginning.
@@ -116,7 +99,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         let is_alike =
             |before: Manifest| bearing_on_bits(&before) == bearing_on_bits(session.manifest);
         keeps_course =
-            resumption.keeps_course(config) && directory.read_manifest().is_some_and(is_alike);
+            resumption.keeps_course(config) && directory.read(MANIFEST).is_some_and(is_alike);
         directory.begin(config, session.manifest, true)?;
     }
     let hashes = HashRecorder::of_run(config, session.directory, progress.step, keeps_course);
@@ -196,64 +179,6 @@ struct Training<'a, M> {
 }
 
 impl<M: ImageClassifier> Training<'_, M> {
-    /// Trains the rest of the epoch, evaluates, and saves a checkpoint if one is due. Returns true
-    /// if the ranks agreed to stop.
-    fn epoch(&mut self) -> Result<bool> {
-        self.epoch_start = Instant::now();
-        let session = self.session;
-        let communicator = &*session.communicator;
-        if self.train()? {
-            self.save()?;
-            return Ok(true);
-        }
-        check_fingerprint(self.stepper.model(), communicator, self.progress.epoch)?;
-        let evaluation = match self.evaluate_if_due() {
-            Err(error) if error.is::<UnreadImage>() => return Err(self.keep_unevaluated(error)?),
-            evaluation => evaluation?,
-        };
-        let scores = evaluation.as_ref().and_then(Evaluation::scores);
-        if evaluation.is_some() && scores.is_none() {
-            // Interrupted. A resumed run begins with this evaluation.
-            self.save()?;
-            return Ok(true);
-        }
-        // The sums are global, so all ranks stop here together, before such a model is saved.
-        ensure!(
-            scores.as_ref().is_none_or(|scores| scores.loss.is_finite()),
-            "epoch {}: the {} loss is not finite (expected a number); lower the learning rate or clip the gradient",
-            self.progress.epoch + 1,
-            session.evaluated_split()
-        );
-        let is_best = match &scores {
-            Some(scores) => session
-                .best_rule
-                .note(&mut self.progress, scores, communicator)?,
-            None => false,
-        };
-        self.record(scores)?;
-        if let Some(evaluation) = &evaluation
-            && is_best
-        {
-            self.write_by_class(evaluation, session.evaluated_split(), self.progress.epoch)?;
-        }
-        self.progress.begin_next_epoch();
-        let run = &session.config.run;
-        let is_last = self.has_ended();
-        let stopped = !is_last && evaluation.is_some_and(|evaluation| evaluation.stop);
-        // One that is due by steps at the end of an epoch is saved here, with the whole epoch.
-        let is_due = run
-            .checkpoint_every_steps
-            .is_some_and(|every| self.progress.step.is_multiple_of(every))
-            || self
-                .progress
-                .epoch
-                .is_multiple_of(run.checkpoint_every_epochs);
-        if is_best || is_last || stopped || is_due {
-            self.save()?;
-        }
-        Ok(stopped)
-    }
-
     fn save(&mut self) -> Result<()> {
         self.progress_file.enter("checkpoint");
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
