@@ -140,9 +140,10 @@ impl Conv2d {
         };
         let pass = |winograd: Option<winograd::plan::Plan>, plan| {
             let direct = Pass::direct(plan, isa, storage);
-            winograd
-                .filter(|_| wins(winograd, direct.per_instruction()))
-                .map_or(direct, Pass::Winograd)
+            match winograd {
+                Some(plan) if wins(winograd, direct.per_instruction()) => Pass::Winograd(plan),
+                _ => direct,
+            }
         };
         Self {
             shape,

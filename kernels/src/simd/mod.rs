@@ -11,7 +11,6 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod bf16;
 mod exp;
 mod peak;
 mod portable;
@@ -26,9 +25,9 @@ pub(crate) use amx::Hardware as TileRegisters;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 pub(crate) use amx::Tiles;
 pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
-pub(crate) use bf16::{bits_of, value_of};
 pub(crate) use exp::exp;
 pub use peak::measure_fma_gflops;
+pub(crate) use portable::{bits_of, value_of};
 pub use task::{Task, vectorized};
 
 /// True if the processor reports Intel as its vendor.

@@ -143,8 +143,9 @@ fn run_part<S: Simd, E: Element, K: Products>(
 ) {
     let top = (first_row * plan.step) as isize - plan.pad_top as isize;
     let row_stride = plan.band_width() * plan.in_c;
-    let in_place = K::X::in_place(input).filter(|_| plan.borrows_input);
-    let (x, image_stride) = if let Some(input) = in_place {
+    let (x, image_stride) = if plan.borrows_input
+        && let Some(input) = K::X::in_place(input)
+    {
         (&input[top as usize * row_stride..], plan.in_image_len)
     } else {
         let band = Band {

@@ -241,16 +241,20 @@ fn run_unit<S: Simd, E: Element>(
     let x_strides = [in_image, s.stride * in_row, s.stride * s.in_channels];
     let x_step = ahead(in_image, rows * s.stride * in_row);
     let is_packed = plan.borrows_input && (plan.dots && s.kernel == 1 || unit::packs_x::<S>(s));
-    let in_place = E::as_f32(task.x).filter(|_| plan.borrows_input && !is_packed);
     let mut next_x = None;
-    let (x, layout, x_row, x_ahead) = if let Some(x) = in_place {
+    let (x, layout, x_row, x_ahead) = if plan.borrows_input
+        && !is_packed
+        && let Some(x) = E::as_f32(task.x)
+    {
         (&x[first_x..], Layout::Strided(x_strides), in_row, x_step)
     } else if is_packed {
         let x = &task.x[first_x..];
         let cut = Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS));
         unit::pack::<S, E>(x, (x_strides, extents), cut, plan.dots, x_slot);
         // With larger strides the pixels are not evenly apart.
-        next_x = Some(x.as_ptr().wrapping_add(x_step)).filter(|_| s.stride == 1);
+        if s.stride == 1 {
+            next_x = Some(x.as_ptr().wrapping_add(x_step));
+        }
         (&*x_slot, Layout::Blocks, 0, 0)
     } else {
         let row_len = plan.row_len(task.in_count);

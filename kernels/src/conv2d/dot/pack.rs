@@ -103,7 +103,8 @@ impl Filters<'_> {
     /// Computes the values of a row of taps from `value` on, a filter in each lane.
     #[inline(always)]
     fn gather(&self, row: usize, value: usize, values: &mut [[f32; PANEL]]) {
-        let (taps, in_c) = (self.taps, self.taps.plan.in_c);
+        let taps = self.taps;
+        let in_c = taps.plan.in_c;
         let mut tap = value / in_c;
         let mut channel = value % in_c;
         let mut done = 0;

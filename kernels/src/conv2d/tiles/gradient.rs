@@ -296,10 +296,9 @@ impl Products<'_> {
     /// Computes all tiles of sums: those of a pair of output panels, then channel by channel panel
     /// all taps.
     fn run<T: Tiles>(&self, out_count: usize, sums: &mut [f32]) {
-        let (plan, taps) = (
-            self.plan,
-            self.plan.units.rows.shape.kernel * self.plan.units.rows.shape.kernel,
-        );
+        let plan = self.plan;
+        let side = plan.units.rows.shape.kernel;
+        let taps = side * side;
         let in_panels = self.in_count.div_ceil(PANEL);
         let out_panels = out_count.div_ceil(PANEL);
         assert!(
@@ -346,11 +345,9 @@ impl Products<'_> {
     /// panel after the other, and where these sums start in a panel's.
     #[inline(always)]
     fn left(&self, index: usize) -> (*const f32, usize) {
-        let (plan, side, stride) = (
-            self.plan,
-            self.plan.units.rows.shape.kernel,
-            self.plan.units.rows.shape.stride,
-        );
+        let plan = self.plan;
+        let side = plan.units.rows.shape.kernel;
+        let stride = plan.units.rows.shape.stride;
         let channels = index / (side * side);
         let tap = index % (side * side);
         let row = tap / side;

@@ -8,7 +8,6 @@
 //! Invariant: a piece is a band of tile rows of one image or a few whole images; it writes only its
 //! own rows.
 
-mod finish;
 pub(super) mod pack;
 pub(super) mod plan;
 mod tiles;

@@ -6,16 +6,15 @@
 //! the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
-use super::finish::Finish;
 use super::plan::{Plan as TilePlan, TileBlock};
 use super::tiles::{GradientTile, Grid, InputTile};
-use super::transform::POSITIONS;
+use super::transform::{POSITIONS, TILE, kernel_gradient_1d};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::direct::weight_kernel::{WeightBlock, max_run, select};
 use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
 use crate::conv2d::plan::PixelRows;
-use crate::simd::{PANEL, Simd};
+use crate::simd::{Kernel, PANEL, Simd};
 
 /// Channels of a task on either side: 36 sums of 64 x 64 are 590 kB.
 const TASK_CHANNELS: usize = 64;
@@ -227,5 +226,54 @@ fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], c
             kernels[is_longer](&block);
         }
         first += values + is_longer;
+    }
+}
+
+/// `G^T m G` of a task's sums, scattered to PyTorch's order.
+struct Finish {
+    sums: *const f32,
+    in_count: usize,
+    out_count: usize,
+    /// The task's first channel of its first filter.
+    dw: *mut f32,
+    filter_len: usize,
+}
+
+impl<S: Simd> Kernel<S> for Finish {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let position_len = self.in_count * self.out_count.next_multiple_of(PANEL);
+        // SAFETY: the caller's addresses hold the task's sums and filters.
+        unsafe {
+            for first in (0..self.out_count).step_by(S::LANES) {
+                for ci in 0..self.in_count {
+                    let sums = self
+                        .sums
+                        .add((first / PANEL * self.in_count + ci) * PANEL + first % PANEL);
+                    let mut columns = [[S::zero(); 3]; TILE];
+                    for (j, column) in columns.iter_mut().enumerate() {
+                        let at = |i: usize| S::load(sums.add((i * TILE + j) * position_len));
+                        *column =
+                            kernel_gradient_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
+                    }
+                    let mut taps = [0.0f32; 9 * PANEL];
+                    for i in 0..3 {
+                        let c = &columns;
+                        let row = kernel_gradient_1d::<S>([
+                            c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i],
+                        ]);
+                        for (j, value) in row.into_iter().enumerate() {
+                            S::store(taps.as_mut_ptr().add((i * 3 + j) * PANEL), value);
+                        }
+                    }
+                    for co in first..(first + S::LANES).min(self.out_count) {
+                        let dw = self.dw.add(co * self.filter_len + ci * 9);
+                        for tap in 0..9 {
+                            *dw.add(tap) = taps[tap * PANEL + co - first];
+                        }
+                    }
+                }
+            }
+        }
     }
 }
