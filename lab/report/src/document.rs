@@ -1,12 +1,15 @@
 //! A report before it is written: sections of text, tables and figures.
 //!
-//! In: the findings of `sections/`. Out: [`Document`], from which every output format is made.
-//! Invariant: a table or figure has one id, which is the name of its files in every format.
+//! In: the numbers of `sections/`. Out: [`Document`], from which every output format is made.
+//! Invariant: a table or figure has a unique id, which is the name of its files. A table has rows and
+//! no empty column; a figure has points or bars.
 
-use super::chart::Plot;
+use crate::chart::{Axis, Bar, Figure, MOST_BARS, Marks, Series};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
-#[derive(Clone, Debug)]
+/// A whole report.
+#[derive(Debug)]
 pub(crate) struct Document {
     pub(crate) title: String,
     /// Time of writing, UTC, RFC 3339.
@@ -18,7 +21,7 @@ pub(crate) struct Document {
 }
 
 /// A heading and its contents.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Section {
     pub(crate) id: &'static str,
     pub(crate) heading: &'static str,
@@ -26,7 +29,7 @@ pub(crate) struct Section {
 }
 
 /// One item of a section.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum Content {
     Paragraph(String),
     Warning(String),
@@ -36,18 +39,8 @@ pub(crate) enum Content {
     FoldedText(String, String),
 }
 
-/// A plot and its caption.
-#[derive(Clone, Debug)]
-pub(crate) struct Figure {
-    pub(crate) id: String,
-    pub(crate) title: String,
-    /// Measured quantity and method.
-    pub(crate) caption: String,
-    pub(crate) plot: Plot,
-}
-
 /// Rows under named columns.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(crate) struct Table {
     /// Name of its files.
     pub(crate) id: String,
@@ -56,106 +49,153 @@ pub(crate) struct Table {
     pub(crate) columns: Vec<String>,
     /// Rows with one cell per column.
     pub(crate) rows: Vec<Vec<Cell>>,
-    /// Summary line of a table that is folded away.
-    pub(crate) folded: Option<String>,
+    /// Whether the table is folded away under its title.
+    pub(crate) is_folded: bool,
 }
 
 /// One entry of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Cell {
     Text(String),
-    /// A number and its shown decimals; files for programs hold every digit.
+    /// A number and its shown decimals; files for programs have every digit.
     Number(f64, usize),
     Missing,
 }
 
 /// A row whose cells name their columns; every row of a table names the same ones.
-pub(crate) type NamedRow = Vec<(&'static str, Cell)>;
+pub(crate) type NamedRow = Vec<(String, Cell)>;
 
 /// Builds a [`NamedRow`] from anything that a [`Cell`] is made of.
 macro_rules! row {
-    ($($column:literal => $value:expr),+ $(,)?) => {
-        vec![$(($column, $crate::document::Cell::from($value))),+]
+    ($($column:expr => $value:expr),+ $(,)?) => {
+        vec![$(($column.to_owned(), $crate::document::Cell::from($value))),+]
     };
 }
 pub(crate) use row;
 
-impl Content {
-    /// Returns the table without empty columns; `None` if it has no rows.
-    pub(crate) fn table(table: Table) -> Option<Self> {
-        (!table.rows.is_empty()).then(|| Self::Table(table.without_empty_columns()))
+impl Section {
+    pub(crate) fn text(&mut self, text: impl Into<String>) {
+        self.contents.push(Content::Paragraph(text.into()));
+    }
+
+    pub(crate) fn warn(&mut self, text: impl Into<String>) {
+        self.contents.push(Content::Warning(text.into()));
+    }
+
+    /// Adds a table, if it has rows.
+    pub(crate) fn table(
+        &mut self,
+        id: &str,
+        title: impl Into<String>,
+        rows: impl IntoIterator<Item = NamedRow>,
+    ) {
+        self.contents
+            .extend(Table::new(id, title, rows).map(Content::Table));
+    }
+
+    /// Adds a table that is folded away under its title, if it has rows.
+    pub(crate) fn folded_table(
+        &mut self,
+        id: &str,
+        title: impl Into<String>,
+        rows: impl IntoIterator<Item = NamedRow>,
+    ) {
+        let table = Table::new(id, title, rows).map(|table| Table {
+            is_folded: true,
+            ..table
+        });
+        self.contents.extend(table.map(Content::Table));
+    }
+
+    /// Adds a figure of series over two axes, if a series has points.
+    pub(crate) fn lines(
+        &mut self,
+        [id, title, caption]: [&str; 3],
+        x: Axis,
+        y: Axis,
+        series: Vec<Series>,
+    ) {
+        if series.iter().any(|one| one.points().next().is_some()) {
+            let marks = Marks::Lines(y, series);
+            self.figure([id, title, caption], x, marks);
+        }
+    }
+
+    /// Adds as many figures of horizontal bars as their number needs. Stacked bars have `parts`.
+    pub(crate) fn bars(&mut self, words: [&str; 3], x: &str, parts: &[&'static str], bars: &[Bar]) {
+        for bars in bars.chunks(MOST_BARS) {
+            let marks = Marks::Bars(parts.to_vec(), bars.to_vec());
+            self.figure(words, Axis::from_zero(x), marks);
+        }
+    }
+
+    pub(crate) fn figure(&mut self, words: [&str; 3], x: Axis, marks: Marks) {
+        let [id, title, caption] = words.map(str::to_owned);
+        self.contents.push(Content::Figure(Figure {
+            id,
+            title,
+            caption,
+            x,
+            marks,
+        }));
+    }
+}
+
+/// Numbers the figures of one id in the order of reading, and likewise the tables.
+pub(crate) fn number_ids(sections: &mut [Section]) {
+    let mut counts: BTreeMap<(bool, String), (usize, usize)> = BTreeMap::new();
+    for is_counting in [true, false] {
+        let contents = sections.iter_mut().flat_map(|one| &mut one.contents);
+        for content in contents {
+            let (is_figure, id) = match content {
+                Content::Figure(figure) => (true, &mut figure.id),
+                Content::Table(table) => (false, &mut table.id),
+                _ => continue,
+            };
+            let (all, seen) = counts.entry((is_figure, id.clone())).or_default();
+            if is_counting {
+                *all += 1;
+            } else if *all > 1 {
+                *seen += 1;
+                *id = format!("{id}-{seen}");
+            }
+        }
     }
 }
 
 impl Table {
+    /// Returns the table without columns that are empty in every row; `None` without rows.
     pub(crate) fn new(
-        id: impl Into<String>,
+        id: &str,
         title: impl Into<String>,
         rows: impl IntoIterator<Item = NamedRow>,
-    ) -> Self {
-        let mut table = Self::with_columns(id, title, Vec::new());
-        for row in rows {
-            let (columns, cells): (Vec<&str>, Vec<Cell>) = row.into_iter().unzip();
-            if table.rows.is_empty() {
-                table.columns = columns.into_iter().map(str::to_owned).collect();
+    ) -> Option<Self> {
+        let mut rows: Vec<NamedRow> = rows.into_iter().collect();
+        for column in (0..rows.first()?.len()).rev() {
+            if rows.iter().all(|row| row[column].1 == Cell::Missing) {
+                for row in &mut rows {
+                    row.remove(column);
+                }
             }
-            table.push(cells);
         }
-        table
-    }
-
-    pub(crate) fn with_columns(
-        id: impl Into<String>,
-        title: impl Into<String>,
-        columns: Vec<String>,
-    ) -> Self {
-        Self {
-            id: id.into(),
+        let columns = rows[0].iter().map(|(name, _)| name.clone());
+        Some(Self {
+            id: id.to_owned(),
             title: title.into(),
-            columns,
-            ..Self::default()
-        }
+            columns: columns.collect(),
+            rows: rows
+                .into_iter()
+                .map(|row| row.into_iter().map(|(_, cell)| cell).collect())
+                .collect(),
+            is_folded: false,
+        })
     }
 
-    /// Folds the table away under a summary line.
-    pub(crate) fn folded(self, summary: impl Into<String>) -> Self {
-        Self {
-            folded: Some(summary.into()),
-            ..self
-        }
-    }
-
-    /// # Panics
-    /// When the row does not have one cell per column.
-    pub(crate) fn push(&mut self, row: Vec<Cell>) {
-        assert_eq!(
-            row.len(),
-            self.columns.len(),
-            "cells per row of {}",
-            self.id
-        );
-        self.rows.push(row);
-    }
-
-    /// Removes the columns without any entry.
-    pub(crate) fn without_empty_columns(mut self) -> Self {
-        for column in (0..self.columns.len()).rev() {
-            if self.rows.iter().all(|row| row[column] == Cell::Missing) {
-                self.columns.remove(column);
-                self.rows
-                    .iter_mut()
-                    .for_each(|row| drop(row.remove(column)));
-            }
-        }
-        self
-    }
-
-    /// Returns true if a column holds numbers and no text.
+    /// Returns true if a column has numbers and no text.
     pub(crate) fn is_numeric(&self, column: usize) -> bool {
-        let mut cells = self.rows.iter().map(|row| &row[column]).peekable();
-        cells.peek().is_some()
-            && cells.clone().any(|cell| matches!(cell, Cell::Number(..)))
-            && cells.all(|cell| !matches!(cell, Cell::Text(_)))
+        let cells = || self.rows.iter().map(|row| &row[column]);
+        cells().any(|cell| matches!(cell, Cell::Number(..)))
+            && !cells().any(|cell| matches!(cell, Cell::Text(_)))
     }
 
     /// Returns one object per row, keyed by column.
@@ -165,6 +205,29 @@ impl Table {
             self.columns.iter().cloned().zip(cells).collect()
         };
         self.rows.iter().map(object).collect()
+    }
+
+    /// Formats the table as CSV (RFC 4180) with every digit: a header, then one line per row.
+    ///
+    /// Not by the crate csv, which enables a feature of serde that makes cargo compile burn again.
+    pub(crate) fn to_csv(&self) -> String {
+        let header: Vec<String> = self.columns.clone();
+        let rows = self
+            .rows
+            .iter()
+            .map(|row| row.iter().map(Cell::raw).collect());
+        let quoted = |text: &String| {
+            let is_plain = !text.contains(['"', ',', '\n', '\r']) && text.trim() == text;
+            match is_plain {
+                true => text.clone(),
+                false => format!("\"{}\"", text.replace('"', "\"\"")),
+            }
+        };
+        let line = |cells: Vec<String>| {
+            let cells: Vec<String> = cells.iter().map(quoted).collect();
+            cells.join(",") + "\n"
+        };
+        std::iter::once(header).chain(rows).map(line).collect()
     }
 }
 
@@ -181,8 +244,8 @@ impl Cell {
     /// Returns the cell as a program reads it.
     pub(crate) fn raw(&self) -> String {
         match self {
-            Self::Text(text) => text.clone(),
             Self::Number(value, _) => value.to_string(),
+            Self::Text(text) => text.clone(),
             Self::Missing => String::new(),
         }
     }
@@ -214,19 +277,16 @@ pub(crate) fn percent(share: impl Into<Option<f64>>, decimals: usize) -> Cell {
 
 /// Returns a size in MiB.
 pub(crate) fn mebibytes(bytes: impl Into<Option<u64>>) -> Cell {
-    number(
-        bytes.into().map(|bytes| bytes as f64 / f64::from(1 << 20)),
-        1,
-    )
+    let bytes: Option<u64> = bytes.into();
+    number(bytes.map(|bytes| bytes as f64 / f64::from(1 << 20)), 1)
 }
 
 impl From<&str> for Cell {
     /// Returns the text; empty text is missing.
     fn from(text: &str) -> Self {
-        if text.is_empty() {
-            Self::Missing
-        } else {
-            Self::Text(text.to_owned())
+        match text {
+            "" => Self::Missing,
+            text => Self::Text(text.to_owned()),
         }
     }
 }
@@ -272,14 +332,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_has_all_digits_and_whole_numbers_without_a_point() {
-        let cells = row!["a" => number(0.123456789, 1), "b" => 7_usize, "c" => number(f64::NAN, 1)];
-        let table = Table::new("t", "T", [cells]);
+    fn json_and_csv_have_all_digits_and_whole_numbers_have_no_point() {
+        let rows = [
+            row!["a" => number(0.123456789, 1), "b" => 7_usize, "c" => number(f64::NAN, 1), "d" => "x,\"y\"\nz"],
+            row!["a" => number(None, 1), "b" => 8_usize, "c" => "", "d" => " "],
+        ];
+        let table = Table::new("t", "T", rows).unwrap();
         assert_eq!(
-            table.to_json().to_string(),
-            r#"[{"a":0.123456789,"b":7,"c":null}]"#
+            table.columns,
+            ["a", "b", "d"],
+            "an empty column is left out"
         );
-        assert!(table.is_numeric(0) && !table.is_numeric(2));
-        assert_eq!(table.without_empty_columns().columns, ["a", "b"]);
+        assert!(table.is_numeric(0) && table.is_numeric(1) && !table.is_numeric(2));
+        assert_eq!(
+            table.to_json()[0].to_string(),
+            r#"{"a":0.123456789,"b":7,"d":"x,\"y\"\nz"}"#
+        );
+        assert_eq!(
+            table.to_csv(),
+            "a,b,d\n0.123456789,7,\"x,\"\"y\"\"\nz\"\n,8,\" \"\n"
+        );
+    }
+
+    #[test]
+    fn figures_and_tables_of_one_id_are_numbered() {
+        let mut section = Section {
+            id: "s",
+            heading: "S",
+            contents: Vec::new(),
+        };
+        let bars = vec![Bar::of("bar", records::Spread::of([1.0])); MOST_BARS + 1];
+        section.bars(["same", "", ""], "x", &[], &bars);
+        section.table("same", "", [row!["a" => "1"]]);
+        section.table("empty", "", []);
+        let mut sections = [section];
+        number_ids(&mut sections);
+        let ids = sections[0].contents.iter().map(|content| match content {
+            Content::Figure(figure) => figure.id.as_str(),
+            Content::Table(table) => table.id.as_str(),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(ids.collect::<Vec<_>>(), ["same-1", "same-2", "same"]);
     }
 }

@@ -1,30 +1,24 @@
 //! The files of a report.
 //!
 //! In: a [`Document`], a directory. Out: `index.html`, `report.json`, `figures/`, `tables/`.
-//! Invariant: nothing is written unless the directory is absent, empty or holds an earlier report and nothing else; a
-//! reader sees a whole report, old or new.
+//! Invariant: nothing is written unless the directory is absent, empty or has an earlier report and
+//! nothing else. A reader sees a whole report, old or new.
 
-use super::chart::draw;
-use super::document::{Content, Document, Section, Table};
-use super::{html, tables};
+use super::document::{Content, Document, Section};
+use super::{chart, html};
 use crate::{Refusal, Size};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
-const SCHEMA: &str = "lockstep.report/1";
 const INDEX: &str = "report.json";
-const PAGE: &str = "index.html";
-const FIGURES: &str = "figures";
-const TABLES: &str = "tables";
 
 /// Checks that a report may be written there.
 ///
 /// # Errors
-/// A [`Refusal`] if the directory holds anything else.
+/// A [`Refusal`] if the directory has a file that no earlier report wrote.
 pub(crate) fn check_free(directory: &Path) -> Result<()> {
     let shown = directory.display();
     let refuse = |got: String| {
@@ -37,189 +31,153 @@ pub(crate) fn check_free(directory: &Path) -> Result<()> {
         .into())
     };
     if directory.file_name().is_none() {
-        return refuse(format!(
-            "{shown}, which has no name; use for example ./report"
-        ));
+        return refuse(format!("{shown}, without a name; use for example ./report"));
     }
     if !directory.exists() {
         return Ok(());
     }
-    let Ok(entries) = fs::read_dir(directory) else {
-        return refuse(format!("{shown}, which is no directory"));
+    if !directory.is_dir() {
+        return refuse(format!("{shown}, which is not a directory"));
+    }
+    let index = records::file::read(&directory.join(INDEX)).unwrap_or_default();
+    let index: Value = serde_json::from_slice(&index).unwrap_or_default();
+    let is_own = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let files = index["files"].as_array().into_iter().flatten();
+        let place = path.strip_prefix(directory).unwrap_or(path);
+        name == ".DS_Store"
+            || name.starts_with(".nfs")
+            || files
+                .filter_map(Value::as_str)
+                .any(|file| Path::new(file) == place)
     };
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut paths = paths.collect::<io::Result<Vec<PathBuf>>>()?;
-    paths.sort();
-    let ids = match index_of(directory) {
-        Some(index) => ids(&index),
-        None if paths.is_empty() => return Ok(()),
-        None => return refuse(format!("{shown}, which holds other files")),
-    };
-    match paths.iter().find_map(|path| foreign(path, &ids)) {
+    let files = files_below(directory).with_context(|| format!("cannot read {shown}"))?;
+    match files.iter().find(|path| !is_own(path)) {
         None => Ok(()),
         Some(foreign) => refuse(format!(
-            "a report with the foreign file {}; move it elsewhere",
+            "{shown} with the foreign file {}; move the file elsewhere",
             foreign.display()
         )),
     }
 }
 
-/// Reads the index of an earlier report.
-fn index_of(directory: &Path) -> Option<Value> {
-    let text = records::file::read_to_string(&directory.join(INDEX)).ok()?;
-    let index: Value = serde_json::from_str(&text).ok()?;
-    index["schema"]
-        .as_str()?
-        .starts_with("lockstep.report/")
-        .then_some(index)
-}
-
-/// Returns the ids of a report's figures and tables.
-fn ids(index: &Value) -> BTreeSet<String> {
-    let sections = index["sections"].as_array().into_iter().flatten();
-    let lists = sections.flat_map(|section| [&section["figures"], &section["tables"]]);
-    let items = lists.filter_map(Value::as_array).flatten();
-    items
-        .filter_map(|item| Some(item["id"].as_str()?.to_owned()))
-        .collect()
-}
-
-/// Returns the first file below an entry of a report's directory that is not part of the report.
-fn foreign(path: &Path, ids: &BTreeSet<String>) -> Option<PathBuf> {
-    let is_of_system = |name: &str| name == ".DS_Store" || name.starts_with(".nfs");
-    let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    let endings: &[&str] = match name {
-        INDEX | PAGE if path.is_file() => return None,
-        name if is_of_system(name) => return None,
-        FIGURES => &["svg", "csv"],
-        TABLES => &["csv", "tex", "json"],
-        _ => return Some(path.to_owned()),
-    };
-    let Ok(entries) = fs::read_dir(path) else {
-        return Some(path.to_owned());
-    };
-    let is_of_report = |path: &PathBuf| {
-        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        let is_known = |(id, ending): (&str, &str)| ids.contains(id) && endings.contains(&ending);
-        is_of_system(name) || path.is_file() && name.rsplit_once('.').is_some_and(is_known)
-    };
-    let mut paths = entries.flatten().map(|entry| entry.path());
-    paths.find(|path| !is_of_report(path))
+/// Returns everything in a directory that is not a directory, except in links.
+fn files_below(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => files.extend(files_below(&entry.path())?),
+            false => files.push(entry.path()),
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 /// Writes the report and replaces an earlier one.
 ///
 /// # Errors
-/// When the directory holds anything else, a chart cannot be drawn, or a file cannot be written.
+/// When the directory has anything else, a chart cannot be drawn, or a file cannot be written.
 pub(crate) fn write(document: &Document, directory: &Path) -> Result<Size> {
     check_free(directory)?;
-    let parent = match directory.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let context = || format!("cannot write {}", directory.display());
-    fs::create_dir_all(parent).with_context(context)?;
+    let contents = || document.sections.iter().flat_map(|one| &one.contents);
+    let mut files: BTreeMap<String, String> = BTreeMap::new();
+    for content in contents() {
+        match content {
+            Content::Figure(figure) => {
+                let name = format!("figures/{}", figure.id);
+                files.insert(format!("{name}.svg"), chart::draw(figure)?);
+                files.insert(format!("{name}.csv"), figure.data().to_csv());
+            }
+            Content::Table(table) => {
+                files.insert(format!("tables/{}.csv", table.id), table.to_csv());
+            }
+            _ => {}
+        }
+    }
+    files.insert("index.html".to_owned(), html::page(document)?);
+    files.insert(INDEX.to_owned(), String::new());
+    let index = index(document, files.keys().collect());
+    let text = serde_json::to_string_pretty(&index)? + "\n";
+    files.insert(INDEX.to_owned(), text);
+    replace(directory, &files).with_context(|| format!("cannot write {}", directory.display()))?;
+    Ok(Size {
+        num_sections: document.sections.len(),
+        num_figures: contents()
+            .filter(|one| matches!(one, Content::Figure(_)))
+            .count(),
+        num_tables: contents()
+            .filter(|one| matches!(one, Content::Table(_)))
+            .count(),
+    })
+}
+
+/// Writes the files next to the directory and exchanges both.
+fn replace(directory: &Path, files: &BTreeMap<String, String>) -> std::io::Result<()> {
+    let parent = directory.parent().unwrap_or(Path::new(""));
+    fs::create_dir_all(parent)?;
     // Removed with its contents when this function returns.
     let scratch = tempfile::Builder::new()
         .prefix(".report-")
-        .tempdir_in(parent)
-        .with_context(context)?;
+        .tempdir_in(Path::new(".").join(parent))?;
     let fresh = scratch.path().join("fresh");
-    let size = write_files(document, &fresh)?;
+    for folder in ["figures", "tables"] {
+        fs::create_dir_all(fresh.join(folder))?;
+    }
+    for (name, text) in files {
+        fs::write(fresh.join(name), text)?;
+    }
     let earlier = scratch.path().join("earlier");
     let has_earlier = directory.exists();
     if has_earlier {
-        fs::rename(directory, &earlier).with_context(context)?;
+        fs::rename(directory, &earlier)?;
     }
-    if let Err(error) = fs::rename(&fresh, directory) {
+    fs::rename(&fresh, directory).inspect_err(|_| {
         if has_earlier {
             // The first error matters more than one of this attempt to restore.
             let _ = fs::rename(&earlier, directory);
         }
-        return Err(error).with_context(context);
-    }
-    Ok(size)
+    })
 }
 
-fn write_files(document: &Document, directory: &Path) -> Result<Size> {
-    let figures = directory.join(FIGURES);
-    let tables = directory.join(TABLES);
-    for folder in [&figures, &tables] {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
-    }
-    let put = |folder: &Path, name: String, text: String| {
-        let path = folder.join(name);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
-    };
-    let mut size = Size {
-        num_sections: document.sections.len(),
-        num_figures: 0,
-        num_tables: 0,
-    };
-    for content in document
-        .sections
-        .iter()
-        .flat_map(|section| &section.contents)
-    {
-        match content {
-            Content::Figure(figure) => {
-                size.num_figures += 1;
-                put(&figures, format!("{}.svg", figure.id), draw(figure)?)?;
-                put(
-                    &figures,
-                    format!("{}.csv", figure.id),
-                    tables::csv(&figure.data()),
-                )?;
-            }
-            Content::Table(table) => {
-                size.num_tables += 1;
-                put(&tables, format!("{}.csv", table.id), tables::csv(table))?;
-                put(&tables, format!("{}.tex", table.id), tables::latex(table))?;
-                put(
-                    &tables,
-                    format!("{}.json", table.id),
-                    pretty(&table_json(table))?,
-                )?;
-            }
-            Content::Paragraph(_) | Content::Warning(_) | Content::FoldedText(..) => {}
-        }
-    }
-    put(directory, INDEX.to_owned(), pretty(&index(document))?)?;
-    put(directory, PAGE.to_owned(), html::page(document)?)?;
-    Ok(size)
-}
-
-fn pretty(value: &Value) -> Result<String> {
-    Ok(serde_json::to_string_pretty(value)? + "\n")
-}
-
-fn table_json(table: &Table) -> Value {
-    json!({ "id": table.id, "title": table.title, "columns": table.columns, "rows": table.to_json() })
-}
-
-fn index(document: &Document) -> Value {
+fn index(document: &Document, files: Vec<&String>) -> Value {
     let section = |section: &Section| {
         let mut figures = Vec::new();
         let mut tables = Vec::new();
-        let mut text = Vec::new();
+        let mut words = Vec::new();
         for content in &section.contents {
             match content {
-                Content::Paragraph(words) | Content::Warning(words) => text.push(words.clone()),
+                Content::Paragraph(text) | Content::Warning(text) => words.push(text),
                 Content::Figure(figure) => figures.push(json!({
-                    "id": figure.id, "title": figure.title, "caption": figure.caption, "data": figure.data().to_json(),
+                    "id": figure.id,
+                    "title": figure.title,
+                    "caption": figure.caption,
+                    "data": figure.data().to_json(),
                 })),
-                Content::Table(table) => tables.push(table_json(table)),
+                Content::Table(table) => tables.push(json!({
+                    "id": table.id,
+                    "title": table.title,
+                    "columns": table.columns,
+                    "rows": table.to_json(),
+                })),
                 Content::FoldedText(..) => {}
             }
         }
-        json!({ "id": section.id, "heading": section.heading, "words": text, "figures": figures, "tables": tables })
+        json!({
+            "id": section.id,
+            "heading": section.heading,
+            "words": words,
+            "figures": figures,
+            "tables": tables,
+        })
     };
     json!({
-        "schema": SCHEMA,
+        "schema": "lockstep.report/1",
         "title": document.title,
         "created": document.created,
         "inputs": document.inputs,
+        "files": files,
         "sections": document.sections.iter().map(section).collect::<Vec<_>>(),
     })
 }

@@ -1,10 +1,11 @@
 //! The report as one HTML file without external resources.
 //!
-//! In: a [`Document`]. Out: HTML. Invariant: maud escapes everything that comes from a file; nothing is fetched; the
-//! page is never wider than its window: tables and figures scroll.
+//! In: a [`Document`]. Out: HTML.
+//! Invariant: maud escapes everything that comes from a file. The page fetches nothing and is never
+//! wider than its window: tables and figures scroll.
 
-use super::chart::{COLOURS, draw};
-use super::document::{Cell, Content, Document, Figure, Section, Table};
+use super::chart::{COLOURS, Figure, draw};
+use super::document::{Cell, Content, Document, Section, Table};
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -43,7 +44,7 @@ pub(super) fn page(document: &Document) -> Result<String> {
                 }
                 main { @for section in &sections { (section) } }
                 footer {
-                    p { "In this directory: every table as CSV, JSON and LaTeX in " code { "tables" } ", every figure as SVG and CSV in " code { "figures" } ", everything in " code { "report.json" } "." }
+                    p { "In this directory: every table as CSV in " code { "tables" } ", every figure as SVG and CSV in " code { "figures" } ", everything in " code { "report.json" } "." }
                 }
             }
         }
@@ -86,9 +87,9 @@ fn content(content: &Content) -> Result<Markup> {
         Content::Paragraph(text) => html! { p { (text) } },
         Content::Warning(text) => html! { p.warning { (text) } },
         Content::Figure(one) => figure(one)?,
-        Content::Table(one) => match &one.folded {
-            Some(summary) => html! { details { summary { (summary) } (table(one)) } },
-            None => table(one),
+        Content::Table(one) => match one.is_folded {
+            true => html! { details { summary { (one.title) } (table(one)) } },
+            false => table(one),
         },
         Content::FoldedText(summary, text) => {
             html! { details { summary { (summary) } pre tabindex="0" { (text) } } }

@@ -1,19 +1,17 @@
 //! Reports of runs, studies and comparisons: `trainer report` and `trainer watch`.
 //!
-//! In: directories of runs and studies, files of predictions, networks and traces. Out: one HTML file
-//! without external resources, with figures as SVG and tables as CSV, JSON and LaTeX in the same directory.
-//! Invariant: every number comes from a file and stands in the report's files with all its digits; the page fetches
-//! nothing and runs no script.
+//! In: directories of runs and studies, files of predictions, networks and traces. Out: one HTML
+//! file without external resources. The same directory has its figures as SVG and its tables as CSV.
+//! Invariant: every number comes from a file and has all its digits in the report's files. The page
+//! fetches nothing and runs no script.
 
 mod chart;
 mod document;
 mod files;
 mod html;
 pub mod live;
-mod measurements;
 mod sections;
 mod sources;
-mod tables;
 
 use anyhow::Result;
 use document::Document;
@@ -61,7 +59,8 @@ pub struct Size {
 /// Reads the inputs and writes their report. Checks the output directory before reading anything.
 ///
 /// # Errors
-/// A [`Refusal`] if an input is of no known kind or the output directory holds other files; I/O errors.
+/// A [`Refusal`] if an input is of no known kind or the output directory has other files; I/O
+/// errors.
 pub fn write(request: &Request) -> Result<Size> {
     files::check_free(&request.output)?;
     let sources = Sources::read(&request.inputs)?;

@@ -69,8 +69,8 @@ fn study(folder: &Path, run: &Run) -> PathBuf {
     ];
     fs::write(study.join("records.jsonl"), records.join("\n")).unwrap();
     fs::create_dir(study.join("predictions")).unwrap();
-    let prediction = json!({ "schema": "lockstep.prediction/1", "network": { "name": "shared" }, "cells": ["two"],
-        "predictions": [{ "sync": "allreduce", "ranks": 2, "images_per_second": 160.0, "efficiency": 0.79 }] });
+    let prediction = json!({ "schema": "lockstep.prediction/1", "network": { "name": "shared" },
+        "predictions": [{ "cell": "two", "sync": "allreduce", "ranks": 2, "images_per_second": 160.0, "efficiency": 0.79 }] });
     fs::write(
         study.join("predictions/shared.json"),
         prediction.to_string(),
@@ -178,11 +178,6 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
         svg.contains("Scaling: weak") && svg.contains("Warm-up: 3 steps"),
         "the caption goes with the figure"
     );
-    assert!(
-        fs::read_to_string(output.join("tables/throughput.tex"))
-            .unwrap()
-            .contains("efficiency, \\%")
-    );
     let index: Value =
         serde_json::from_str(&fs::read_to_string(output.join("report.json")).unwrap()).unwrap();
     assert_eq!(index["schema"], "lockstep.report/1");
@@ -235,9 +230,9 @@ fn wrong_inputs_and_outputs_are_refused_with_code_2_and_left_unchanged() {
     fs::write(path("text"), "words").unwrap();
     for (input, said) in [
         ("absent", "does not exist"),
-        ("empty", "no study.json"),
+        ("empty", "without study.json"),
         ("other.json", "of another kind"),
-        ("text", "no JSON"),
+        ("text", "not JSON"),
     ] {
         let output = report(&[&path(input)], &path("report"), &[]);
         assert_eq!(output.status.code(), Some(2), "{input}: {}", told(&output));
@@ -258,9 +253,9 @@ fn wrong_inputs_and_outputs_are_refused_with_code_2_and_left_unchanged() {
         "{page}"
     );
     for (place, said) in [
-        (path("text"), "no directory"),
-        (folder.path().to_owned(), "holds other files"),
-        (PathBuf::from("."), "has no name"),
+        (path("text"), "not a directory"),
+        (folder.path().to_owned(), "foreign file"),
+        (PathBuf::from("."), "without a name"),
     ] {
         let output = report(&[&path("p.json")], &place, &[]);
         assert_eq!(output.status.code(), Some(2), "{}", told(&output));

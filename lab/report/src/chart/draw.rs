@@ -5,8 +5,7 @@
 //! which XML forbids, are replaced.
 //! Source: Okabe & Ito 2008, Color Universal Design, for the colours.
 
-use super::{Bar, BarPlot, Kind, LinePlot, MOST_SERIES, Plot, Series};
-use crate::document::Figure;
+use super::{Axis, Bar, Figure, Kind, MOST_SERIES, Marks, Point, Series};
 use anyhow::{Context, Result};
 use plotters::chart::ChartBuilder;
 use plotters::coord::Shift;
@@ -18,7 +17,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontStyle, RGBColor};
 use records::wrapped;
 
-/// Colours on white and their counterparts on black: of the series, then [`INK`] and the others below.
+/// Colours on white and on black: of the series, then [`INK`] and the others below.
 pub(crate) const COLOURS: [(u32, u32); MOST_SERIES + 5] = [
     (0x00_72b2, 0x4d_b0f0),
     (0xd5_5e00, 0xff_8c42),
@@ -79,18 +78,14 @@ struct Row<'a> {
 /// When plotters fails.
 pub(crate) fn draw(figure: &Figure) -> Result<String> {
     let title = wrapped(&figure.title, columns(WIDTH - 2 * SIDE, HEADING));
-    let legend = legend(&figure.plot);
+    let legend = legend(&figure.marks);
     let legend_top = 10 + title.len() as i32 * (LINE + 2);
     let top = legend_top + legend.len() as i32 * (LINE + 2) + 6;
-    let rows = match &figure.plot {
-        Plot::Bars(plot) => rows(&plot.bars),
-        Plot::Lines(_) => Vec::new(),
+    let rows = match &figure.marks {
+        Marks::Bars(_, bars) => rows(bars),
+        Marks::Lines(..) => Vec::new(),
     };
-    let height = top
-        + match &figure.plot {
-            Plot::Lines(_) => PLOT,
-            Plot::Bars(_) => rows.last().map_or(0, Row::bottom) + X_AXIS,
-        };
+    let height = top + rows.last().map_or(PLOT, |row| row.bottom() + X_AXIS);
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32));
@@ -106,9 +101,9 @@ pub(crate) fn draw(figure: &Figure) -> Result<String> {
         let area = root
             .clone()
             .shrink((0, top), (WIDTH as u32, (height - top) as u32));
-        match &figure.plot {
-            Plot::Lines(plot) => draw_lines(&area, plot)?,
-            Plot::Bars(plot) => draw_bars(&area, plot, &rows)?,
+        match &figure.marks {
+            Marks::Lines(y, series) => draw_lines(&area, &figure.x, y, series)?,
+            Marks::Bars(_, bars) => draw_bars(&area, &figure.x, bars, &rows)?,
         }
         root.present()?;
     }
@@ -165,38 +160,31 @@ fn bold(size: f64) -> TextStyle<'static> {
 }
 
 /// Returns the entries of the legend, each with its left edge, in as many rows as needed.
-fn legend(plot: &Plot) -> Vec<Vec<(i32, Entry<'_>)>> {
-    let of_bar = |name, style, is_hollow| Entry {
+fn legend(marks: &Marks) -> Vec<Vec<(i32, Entry<'_>)>> {
+    let entry = |name, style, kind, is_hollow| Entry {
         name,
         style,
-        kind: None,
+        kind,
         is_hollow,
     };
-    let entries: Vec<Entry<'_>> = match plot {
-        Plot::Lines(plot) => plot
-            .series
-            .iter()
-            .map(|one| Entry {
-                name: &one.name,
-                style: one.style,
-                kind: Some(one.kind),
-                is_hollow: false,
-            })
-            .collect(),
-        Plot::Bars(plot) if !plot.parts.is_empty() => {
-            let parts = plot.parts.iter().enumerate();
-            parts
-                .map(|(style, name)| of_bar(name, style, false))
+    let grey = MOST_SERIES - 1;
+    let entries: Vec<Entry<'_>> = match marks {
+        Marks::Lines(_, series) => {
+            let series = series.iter();
+            series
+                .map(|one| entry(&one.name, one.style, Some(one.kind), false))
                 .collect()
         }
-        Plot::Bars(plot) if plot.bars.iter().any(|bar| bar.predicted.is_some()) => {
-            let grey = MOST_SERIES - 1;
-            vec![
-                of_bar("measured", grey, false),
-                of_bar("predicted", grey, true),
-            ]
+        Marks::Bars(parts, bars) if bars.iter().all(|bar| bar.predicted.is_none()) => {
+            let parts = parts.iter().enumerate();
+            parts
+                .map(|(style, name)| entry(name, style, None, false))
+                .collect()
         }
-        Plot::Bars(_) => Vec::new(),
+        Marks::Bars(..) => vec![
+            entry("measured", grey, None, false),
+            entry("predicted", grey, None, true),
+        ],
     };
     let mut rows: Vec<Vec<(i32, Entry<'_>)>> = Vec::new();
     let mut left = WIDTH;
@@ -285,15 +273,15 @@ fn marker(kind: Kind, style: usize) -> Option<(Vec<(i32, i32)>, ShapeStyle)> {
     Some(((0..=corners as usize).map(corner).collect(), fill.filled()))
 }
 
-fn draw_lines(area: &Area<'_>, plot: &LinePlot) -> Result<()> {
-    let points = || plot.series.iter().flat_map(Series::points);
+fn draw_lines(area: &Area<'_>, x_axis: &Axis, y_axis: &Axis, all: &[Series]) -> Result<()> {
+    let points = || all.iter().flat_map(Series::points);
     let ends = points().flat_map(|point| {
         let (least, most) = point.range.unwrap_or((point.y, point.y));
         [point.y, least, most]
     });
-    let x = plot.x.place(points().map(|point| point.x), 9);
-    let y = plot.y.place(ends, 7);
-    let labels = y.ticks.iter().map(|tick| width(&plot.y.text(*tick)));
+    let x = x_axis.place(points().map(|point| point.x), 9);
+    let y = y_axis.place(ends, 7);
+    let labels = y.ticks.iter().map(|tick| width(&y_axis.text(*tick)));
     let mut builder = ChartBuilder::on(area);
     builder
         .margin_left(SIDE)
@@ -310,15 +298,15 @@ fn draw_lines(area: &Area<'_>, plot: &LinePlot) -> Result<()> {
         .axis_style(MUTED.stroke_width(1))
         .label_style(muted.clone())
         .axis_desc_style(muted)
-        .x_desc(&plot.x.label)
-        .y_desc(&plot.y.label)
-        .x_label_formatter(&|at| plot.x.text(*at))
-        .y_label_formatter(&|at| plot.y.text(*at))
+        .x_desc(&x_axis.label)
+        .y_desc(&y_axis.label)
+        .x_label_formatter(&|at| x_axis.text(*at))
+        .y_label_formatter(&|at| y_axis.text(*at))
         .draw()?;
-    for series in &plot.series {
+    for series in all {
         let colour = of_series(series.style);
         for line in &series.lines {
-            let at = |point: &super::Point| Some((plot.x.at(point.x)?, plot.y.at(point.y)?));
+            let at = |point: &Point| Some((x_axis.at(point.x)?, y_axis.at(point.y)?));
             let placed: Vec<(f64, f64)> = line.iter().filter_map(at).collect();
             match series.kind {
                 Kind::Scattered => {}
@@ -335,7 +323,7 @@ fn draw_lines(area: &Area<'_>, plot: &LinePlot) -> Result<()> {
                 let Some((least, most)) = point.range.filter(|(least, most)| least < most) else {
                     continue;
                 };
-                let place = (plot.x.at(point.x), plot.y.at(least), plot.y.at(most));
+                let place = (x_axis.at(point.x), y_axis.at(least), y_axis.at(most));
                 if let (Some(x), Some(low), Some(high)) = place {
                     let thin = colour.stroke_width(1);
                     chart.draw_series([PathElement::new([(x, low), (x, high)], thin)])?;
@@ -407,16 +395,16 @@ fn rows(bars: &[Bar]) -> Vec<Row<'_>> {
     rows
 }
 
-fn draw_bars(area: &Area<'_>, plot: &BarPlot, rows: &[Row<'_>]) -> Result<()> {
-    let left = SIDE + label_width(&plot.bars) + 8;
+fn draw_bars(area: &Area<'_>, x_axis: &Axis, bars: &[Bar], rows: &[Row<'_>]) -> Result<()> {
+    let left = SIDE + label_width(bars) + 8;
     let bottom = rows.last().map_or(0, Row::bottom);
     let reach = |bar: &Bar| {
         let most = bar.range.map_or(0.0, |(_, most)| most);
         bar.total().max(most).max(bar.predicted.unwrap_or(0.0))
     };
     // Room for the number behind the longest bar.
-    let longest = plot.bars.iter().map(reach).fold(0.0, f64::max);
-    let x = plot.x.place([0.0, longest * 1.12], 7);
+    let longest = bars.iter().map(reach).fold(0.0, f64::max);
+    let x = x_axis.place([0.0, longest * 1.12], 7);
     let step = x.ticks.get(1).copied().unwrap_or(1.0);
     let decimals = match step {
         _ if step >= 10.0 => 0,
@@ -439,8 +427,8 @@ fn draw_bars(area: &Area<'_>, plot: &BarPlot, rows: &[Row<'_>]) -> Result<()> {
         .axis_style(MUTED.stroke_width(1))
         .label_style(muted.clone())
         .axis_desc_style(muted)
-        .x_desc(&plot.x.label)
-        .x_label_formatter(&|at| plot.x.text(*at))
+        .x_desc(&x_axis.label)
+        .x_label_formatter(&|at| x_axis.text(*at))
         .draw()?;
     let ink = style(INK, HPos::Left, VPos::Top);
     for row in rows {
@@ -491,7 +479,6 @@ fn draw_bars(area: &Area<'_>, plot: &BarPlot, rows: &[Row<'_>]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Axis;
     use super::*;
 
     fn figure(title: &str, bars: Vec<Bar>) -> Figure {
@@ -499,11 +486,8 @@ mod tests {
             id: "id".to_owned(),
             title: title.to_owned(),
             caption: title.to_owned(),
-            plot: Plot::Bars(BarPlot {
-                x: Axis::from_zero("s"),
-                parts: Vec::new(),
-                bars,
-            }),
+            x: Axis::from_zero("s"),
+            marks: Marks::Bars(Vec::new(), bars),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Charts: their points and axes, and the table of all numbers that are drawn.
 //!
-//! In: measurements. Out: [`Plot`]s, which [`draw`] turns into SVG by the crate plotters.
-//! Invariant: a prediction is hollow, and dashed where it is a line; a measurement is filled and solid. Series differ
-//! by marker as well as by colour.
+//! In: measurements. Out: [`Figure`]s, which [`draw`] turns into SVG by the crate plotters.
+//! Invariant: a prediction is hollow, and dashed if it is a line. A measurement is filled and solid.
+//! Series differ by marker as well as by colour.
 
 mod axis;
 mod draw;
@@ -10,25 +10,34 @@ mod draw;
 pub(crate) use axis::{Axis, Unit};
 pub(crate) use draw::{COLOURS, draw};
 
-use crate::document::{Cell, Figure, Table, number};
+use crate::document::{NamedRow, Table, number, row};
 use records::Spread;
 
 /// Most series that a reader can distinguish.
 pub(crate) const MOST_SERIES: usize = 7;
 
+/// Most horizontal bars of a figure.
+pub(crate) const MOST_BARS: usize = 24;
+
+/// A chart and its caption.
 #[derive(Clone, Debug)]
-pub(crate) enum Plot {
-    Lines(LinePlot),
-    Bars(BarPlot),
+pub(crate) struct Figure {
+    /// Name of its files.
+    pub(crate) id: String,
+    pub(crate) title: String,
+    /// Measured quantity and method.
+    pub(crate) caption: String,
+    pub(crate) x: Axis,
+    pub(crate) marks: Marks,
 }
 
-/// Points over two axes.
+/// What is drawn over the horizontal axis.
 #[derive(Clone, Debug)]
-pub(crate) struct LinePlot {
-    pub(crate) x: Axis,
-    pub(crate) y: Axis,
-    /// Series in the order of the legend.
-    pub(crate) series: Vec<Series>,
+pub(crate) enum Marks {
+    /// Vertical axis, and series in the order of the legend.
+    Lines(Axis, Vec<Series>),
+    /// Names of the stacked parts (none for bars of one part), and bars, one below the other.
+    Bars(Vec<&'static str>, Vec<Bar>),
 }
 
 /// Points under one name.
@@ -65,16 +74,7 @@ pub(crate) struct Point {
     pub(crate) range: Option<(f64, f64)>,
 }
 
-/// Horizontal bars, one below the other.
-#[derive(Clone, Debug)]
-pub(crate) struct BarPlot {
-    /// Axis from zero.
-    pub(crate) x: Axis,
-    /// Names of the stacked parts; empty for bars of one part.
-    pub(crate) parts: Vec<&'static str>,
-    pub(crate) bars: Vec<Bar>,
-}
-
+/// A horizontal bar.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bar {
     /// Heading above consecutive bars of one group; may be empty.
@@ -148,52 +148,46 @@ impl Bar {
 impl Figure {
     /// Returns all numbers that are drawn.
     pub(crate) fn data(&self) -> Table {
-        let range = |range: Option<(f64, f64)>| {
+        let point = |range: Option<(f64, f64)>| {
             let (least, most) = range.unzip();
-            [number(least, 4), number(most, 4)]
+            row!["least" => number(least, 4), "most" => number(most, 4)]
         };
-        let (columns, rows): (Vec<String>, Vec<Vec<Cell>>) = match &self.plot {
-            Plot::Lines(plot) => {
-                let row = |series: &Series, point: &Point| {
-                    let [least, most] = range(point.range);
-                    vec![
-                        Cell::from(&series.name),
-                        number(point.x, 4),
-                        number(point.y, 4),
-                        least,
-                        most,
-                    ]
-                };
-                let rows = plot
-                    .series
-                    .iter()
-                    .flat_map(|one| one.points().map(move |point| row(one, point)));
-                let columns = ["series", &plot.x.label, &plot.y.label, "least", "most"];
-                (columns.map(str::to_owned).into(), rows.collect())
-            }
-            Plot::Bars(plot) => {
-                let mut columns = vec!["group".to_owned(), "bar".to_owned()];
-                if plot.parts.is_empty() {
-                    columns.push(plot.x.label.clone());
-                } else {
-                    columns.extend(plot.parts.iter().map(|part| (*part).to_owned()));
-                }
-                let num_values = columns.len() - 2;
-                columns.extend(["least", "most", "predicted", "gap"].map(str::to_owned));
-                let row = |bar: &Bar| {
-                    let mut row = vec![Cell::from(&bar.group), Cell::from(&bar.label)];
-                    row.extend(
-                        (0..num_values).map(|part| number(bar.values.get(part).copied(), 4)),
-                    );
-                    row.extend(range(bar.range));
-                    row.extend([number(bar.predicted, 4), bar.gap.as_ref().into()]);
+        let rows: Vec<NamedRow> = match &self.marks {
+            Marks::Lines(y, series) => {
+                let row = |one: &Series, at: &Point| {
+                    let mut row = row![
+                        "series" => &one.name,
+                        &self.x.label => number(at.x, 4),
+                        &y.label => number(at.y, 4),
+                    ];
+                    row.extend(point(at.range));
                     row
                 };
-                (columns, plot.bars.iter().map(row).collect())
+                let points = |one| Series::points(one).map(move |at| row(one, at));
+                series.iter().flat_map(points).collect()
+            }
+            Marks::Bars(parts, bars) => {
+                let single = [self.x.label.as_str()];
+                let parts = if parts.is_empty() {
+                    &single
+                } else {
+                    &parts[..]
+                };
+                let row = |bar: &Bar| {
+                    let mut row = row!["group" => &bar.group, "bar" => &bar.label];
+                    let values = parts.iter().enumerate();
+                    row.extend(values.map(|(part, name)| {
+                        ((*name).to_owned(), number(bar.values.get(part).copied(), 4))
+                    }));
+                    row.extend(point(bar.range));
+                    row.extend(
+                        row!["predicted" => number(bar.predicted, 4), "gap" => bar.gap.as_ref()],
+                    );
+                    row
+                };
+                bars.iter().map(row).collect()
             }
         };
-        let mut table = Table::with_columns(&self.id, &self.title, columns);
-        table.rows = rows;
-        table.without_empty_columns()
+        Table::new(&self.id, &self.title, rows).unwrap_or_default()
     }
 }

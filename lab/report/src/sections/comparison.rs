@@ -1,10 +1,11 @@
 //! Lockstep compared with other frameworks on the same job.
 //!
-//! In: comparisons. Out: bars, tables, accuracies. Invariant: a framework without a speed is listed with the reason.
+//! In: comparisons. Out: bars, tables, accuracies.
+//! Invariant: a framework without a speed is listed with the reason.
 
-use super::{Facts, parts, spread_cells, suffix};
-use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, MOST_SERIES, Plot, Point, Series, Unit};
-use crate::document::{Content, Figure, NamedRow, Table, mebibytes, number, percent, row};
+use super::{Facts, spread_cells};
+use crate::chart::{Axis, Bar, Kind, MOST_SERIES, Point, Series, Unit};
+use crate::document::{NamedRow, Section, mebibytes, number, percent, row};
 use records::{AttemptRecord, Comparison, ComparisonRow, Course, CourseEpoch, Spread};
 use std::collections::BTreeMap;
 
@@ -13,78 +14,68 @@ const JOB: &str = "SGD with momentum 0.9 and weight decay 1e-4 on all parameters
 
 const UNKNOWN: &str = "reason not recorded";
 
-pub(super) fn contents(facts: &Facts<'_>) -> Vec<Content> {
-    let comparisons = &facts.sources.comparisons;
-    let mut contents = Vec::new();
-    for (index, comparison) in comparisons.iter().enumerate() {
-        let prefix = format!("comparison{}", suffix(index, comparisons.len()));
-        contents.extend(of_comparison(comparison, &prefix));
+pub(super) fn add(facts: &Facts<'_>, section: &mut Section) {
+    for comparison in &facts.sources.comparisons {
+        add_one(comparison, section);
     }
-    contents
 }
 
-fn of_comparison(comparison: &Comparison, prefix: &str) -> Vec<Content> {
-    let words = comparison
-        .job
-        .iter()
-        .map(|(key, value)| format!("{} {value}", key.replace('_', " ")));
-    let job: Vec<String> = words.chain([JOB.to_owned()]).collect();
-    let job = job.join(", ");
+fn add_one(comparison: &Comparison, section: &mut Section) {
+    let job = comparison.job.iter();
+    let job = job.map(|(key, value)| format!("{} {value}", key.replace('_', " ")));
+    let job = job.chain([JOB.to_owned()]).collect::<Vec<_>>().join(", ");
     let machine = &comparison.machine;
-    let mut contents = vec![Content::Paragraph(format!(
+    section.text(format!(
         "Every framework did the same job on {} ({} CPUs): {job}.",
         machine.cpu_model.as_deref().unwrap_or_default(),
         machine.cpu_count,
-    ))];
+    ));
+    let caption = format!(
+        "images/s of all ranks: global samples over the time of the slowest rank. Bars are medians of the rounds, whiskers their least and most; Lockstep is coloured. The job, with its warm-up: {job}."
+    );
     let mut facets: BTreeMap<(&str, &str, u64, &str), Vec<&ComparisonRow>> = BTreeMap::new();
     for row in &comparison.rows {
         let network = row.launcher.strip_prefix("hosts:").unwrap_or_default();
         let facet = (row.model.as_str(), row.dtype.as_str(), row.ranks, network);
         facets.entry(facet).or_default().push(row);
     }
-    for (number, ((model, dtype, ranks, network), rows)) in facets.iter().enumerate() {
+    for ((model, dtype, ranks, network), rows) in &facets {
         let ranks = records::counted(*ranks as usize, "rank");
-        let mut title = format!("{model} {dtype}, {ranks}");
-        if !network.is_empty() {
-            title.push_str(&format!(", {network}"));
+        let title = in_words(", ", [&format!("{model} {dtype}"), &ranks, network]);
+        let bars = bars(rows);
+        if bars.iter().any(|bar| bar.gap.is_none()) {
+            let words = ["comparison-bars", &title, &caption];
+            section.bars(words, "images/s, all ranks", &[], &bars);
         }
-        let figure = bars(format!("{prefix}-bars-{}", number + 1), title, rows, &job);
-        contents.extend(figure.map(Content::Figure));
     }
+    let rows = facets.values().flatten();
+    let title = "Frameworks on the same job";
+    section.table("comparison", title, rows.map(|row| of_row(row)));
     let others = comparison.sweep.iter().filter(|row| !row.is_ours());
-    let tables = [
-        Table::new(
-            prefix,
-            "Frameworks on the same job",
-            facets.values().flatten().map(|row| of_row(row)),
-        ),
-        Table::new(
-            format!("{prefix}-settings"),
-            "Settings that were tried, one run each",
-            others.map(of_sweep),
-        ),
-    ];
-    contents.extend(tables.into_iter().filter_map(Content::table));
-    let differing = comparison
-        .rows
-        .iter()
-        .filter(|row| row.loss_agrees == Some(false));
+    let title = "Settings that were tried, one run each";
+    section.table("comparison-settings", title, others.map(of_sweep));
+    let differing = comparison.rows.iter();
+    let differing = differing.filter(|row| row.loss_agrees == Some(false));
     let mut differing: Vec<String> = differing.map(row_name).collect();
     differing.sort();
     differing.dedup();
     if !differing.is_empty() {
-        contents.push(Content::Warning(format!(
+        section.warn(format!(
             "Losses differ from Lockstep's by more than rounding, so the job was not the same: {}.",
             differing.join(", ")
-        )));
+        ));
     }
-    contents.extend(courses(comparison, prefix));
-    contents
+    courses(comparison, section);
+}
+
+fn in_words<const N: usize>(separator: &str, parts: [&str; N]) -> String {
+    let known: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    known.join(separator)
 }
 
 /// Returns the framework with its version, mode and setting.
 fn row_name(row: &ComparisonRow) -> String {
-    let name = in_words([&row.framework, &row.version, &row.variant]);
+    let name = in_words(" ", [&row.framework, &row.version, &row.variant]);
     match setting(row) {
         setting if setting.is_empty() => name,
         setting => format!("{name} ({setting})"),
@@ -92,58 +83,33 @@ fn row_name(row: &ComparisonRow) -> String {
 }
 
 fn setting(row: &ComparisonRow) -> String {
-    let words = row
-        .setting
-        .iter()
-        .map(|(name, option)| format!("{name} {option}"));
+    let words = row.setting.iter();
+    let words = words.map(|(name, option)| format!("{name} {option}"));
     words.collect::<Vec<_>>().join(", ")
-}
-
-/// Returns the framework with the model it trained, and what differs between the trainings.
-fn course_name(course: &Course, all: &[Course]) -> String {
-    let mut name = in_words([&course.framework, &course.model, &course.dtype]);
-    if all
-        .iter()
-        .any(|other| other.num_epochs != course.num_epochs)
-    {
-        name.push_str(&format!(", epochs {}", course.num_epochs));
-    }
-    if all.iter().any(|other| other.data_dir != course.data_dir) {
-        name.push_str(&format!(", {}", course.data_dir));
-    }
-    name
-}
-
-fn in_words(parts: [&str; 3]) -> String {
-    let known: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    known.join(" ")
 }
 
 /// Summarises the rounds around the median that counts.
 fn speed(row: &ComparisonRow) -> Option<Spread> {
-    let speeds = row
-        .rounds
-        .iter()
-        .filter_map(AttemptRecord::images_per_second);
+    let speeds = row.rounds.iter();
     Some(Spread {
         median: row.speed()?,
-        ..Spread::of(speeds)?
+        ..Spread::of(speeds.filter_map(AttemptRecord::images_per_second))?
     })
 }
 
-fn bars(id: String, title: String, rows: &[&ComparisonRow], job: &str) -> Option<Figure> {
+/// Returns the bars of a job, the fastest first; bars that do not count come last.
+fn bars(rows: &[&ComparisonRow]) -> Vec<Bar> {
     let median = |row: &ComparisonRow| row.speed().unwrap_or(0.0);
     let mut sorted = rows.to_vec();
     sorted.sort_by(|a, b| {
         let by_speed = median(b).total_cmp(&median(a));
         b.counts.cmp(&a.counts).then(by_speed)
     });
-    let bar = |row: &&ComparisonRow| {
-        let way = [&row.launcher, &row.communication].map(String::as_str);
-        let way: Vec<&str> = way.into_iter().filter(|word| !word.is_empty()).collect();
+    let bar = |row: &ComparisonRow| {
+        let way = in_words(", ", [&row.launcher, &row.communication]);
         let mut label = row_name(row);
         if !way.is_empty() {
-            label.push_str(&format!(" ({})", way.join(", ")));
+            label.push_str(&format!(" ({way})"));
         }
         let speed = speed(row);
         if !row.counts && speed.is_some() {
@@ -156,15 +122,7 @@ fn bars(id: String, title: String, rows: &[&ComparisonRow], job: &str) -> Option
             ..Bar::of(label, speed)
         }
     };
-    let bars: Vec<Bar> = sorted.iter().map(bar).collect();
-    bars.iter().any(|bar| bar.gap.is_none()).then(|| Figure {
-        id,
-        title,
-        caption: format!(
-            "images/s of all ranks: global samples over the time of the slowest rank. Bars are medians of the rounds, whiskers their least and most; Lockstep is coloured. The job, with its warm-up: {job}."
-        ),
-        plot: Plot::Bars(BarPlot { x: Axis::from_zero("images/s, all ranks"), parts: Vec::new(), bars }),
-    })
+    sorted.into_iter().map(bar).collect()
 }
 
 fn of_row(row: &ComparisonRow) -> NamedRow {
@@ -209,85 +167,83 @@ fn of_sweep(row: &ComparisonRow) -> NamedRow {
         "format" => &row.dtype,
         "ranks" => row.ranks,
         "tried" => &row.tried,
-        "setting" => if setting.is_empty() { "defaults" } else { &setting },
+        "setting" => Some(setting).filter(|setting| !setting.is_empty()).unwrap_or("defaults".to_owned()),
         "images/s" => number(row.speed(), 1),
         "losses agree" => row.loss_agrees,
         "failure" => row.gap.as_ref(),
     ]
 }
 
-/// Draws test accuracies by epoch and by time, one line per seed; lists frameworks without any with the reason.
-fn courses(comparison: &Comparison, prefix: &str) -> Vec<Content> {
-    let is_drawn = |course: &&Course| course.epochs.iter().any(|epoch| epoch.test_top1.is_some());
-    let (drawn, empty): (Vec<&Course>, Vec<&Course>) =
-        comparison.accuracy.iter().partition(is_drawn);
-    let mut by_name: Vec<(String, Vec<&Course>)> = Vec::new();
-    for course in drawn {
-        let name = course_name(course, &comparison.accuracy);
-        match by_name.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, seeds)) => seeds.push(course),
-            None => by_name.push((name, vec![course])),
-        }
+/// Returns the framework with the model it trained, and what differs between the trainings.
+fn course_name(course: &Course, all: &[Course]) -> String {
+    let mut name = in_words(" ", [&course.framework, &course.model, &course.dtype]);
+    if all
+        .iter()
+        .any(|other| other.num_epochs != course.num_epochs)
+    {
+        name.push_str(&format!(", epochs {}", course.num_epochs));
     }
-    let mut contents = Vec::new();
-    for (suffix, part) in parts(&by_name, MOST_SERIES) {
-        let by_epoch = lines(part, |epoch| Some(epoch.epoch as f64));
-        let by_time = lines(part, |epoch| epoch.elapsed_s);
-        for (id, title, x, series) in [
-            (
-                "epoch",
-                "Test accuracy by epoch",
-                Axis::whole("epoch"),
-                by_epoch,
-            ),
-            (
-                "seconds",
-                "Test accuracy by time of training and evaluation",
-                Axis::from_zero("seconds"),
-                by_time,
-            ),
-        ] {
-            if series.iter().flat_map(Series::points).next().is_none() {
-                continue;
-            }
-            contents.push(Content::Figure(Figure {
-                id: format!("{prefix}-accuracy-{id}{suffix}"),
-                title: title.to_owned(),
-                caption: "Top-1 accuracy on the test images after each epoch of every framework's own training; one line per seed. Images are decoded before the clock starts.".to_owned(),
-                plot: Plot::Lines(LinePlot { x, y: Axis::from_zero("top-1 accuracy").in_unit(Unit::Share), series }),
-            }));
-        }
+    if all.iter().any(|other| other.data_dir != course.data_dir) {
+        name.push_str(&format!(", {}", course.data_dir));
     }
-    contents.extend(empty.into_iter().map(|course| {
-        let reason = course.gap.as_deref().unwrap_or(UNKNOWN);
-        Content::Warning(format!(
-            "{}: no accuracy: {reason}",
-            course_name(course, &comparison.accuracy)
-        ))
-    }));
-    contents
+    name
 }
 
-fn lines(by_name: &[(String, Vec<&Course>)], x: fn(&CourseEpoch) -> Option<f64>) -> Vec<Series> {
-    let line = |course: &&Course| -> Vec<Point> {
-        let points = course
-            .epochs
-            .iter()
-            .map(|epoch| Some(Point::new(x(epoch)?, epoch.test_top1?)));
-        points.flatten().collect()
+/// Draws test accuracies by epoch and by time, one line per seed; lists frameworks without any with
+/// the reason.
+fn courses(comparison: &Comparison, section: &mut Section) {
+    let all = &comparison.accuracy;
+    let line = |course: &Course, x: fn(&CourseEpoch) -> Option<f64>| -> Vec<Point> {
+        let point = |epoch: &CourseEpoch| Some(Point::new(x(epoch)?, epoch.test_top1?));
+        course.epochs.iter().filter_map(point).collect()
     };
-    let series = |(style, (name, seeds)): (usize, &(String, Vec<&Course>))| Series {
-        name: name.clone(),
-        style,
-        kind: Kind::Measured,
-        lines: seeds.iter().map(line).collect(),
-    };
-    by_name.iter().enumerate().map(series).collect()
+    let by_epoch = |epoch: &CourseEpoch| Some(epoch.epoch as f64);
+    let mut names: Vec<String> = Vec::new();
+    for course in all {
+        let name = course_name(course, all);
+        if line(course, by_epoch).is_empty() {
+            let reason = course.gap.as_deref().unwrap_or(UNKNOWN);
+            section.warn(format!("{name}: no accuracy: {reason}"));
+        } else if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    for names in names.chunks(MOST_SERIES) {
+        let mut draw = |id: &str, title: &str, axis: Axis, x: fn(&CourseEpoch) -> Option<f64>| {
+            let series = names.iter().enumerate().map(|(style, name)| {
+                let seeds = all
+                    .iter()
+                    .filter(|course| course_name(course, all) == *name);
+                Series {
+                    name: name.clone(),
+                    style,
+                    kind: Kind::Measured,
+                    lines: seeds.map(|course| line(course, x)).collect(),
+                }
+            });
+            let caption = "Top-1 accuracy on the test images after each epoch of every framework's own training; one line per seed. Images are decoded before the clock starts.";
+            let y = Axis::from_zero("top-1 accuracy").in_unit(Unit::Share);
+            section.lines([id, title, caption], axis, y, series.collect());
+        };
+        draw(
+            "comparison-accuracy-epoch",
+            "Test accuracy by epoch",
+            Axis::whole("epoch"),
+            by_epoch,
+        );
+        draw(
+            "comparison-accuracy-seconds",
+            "Test accuracy by time of training and evaluation",
+            Axis::from_zero("seconds"),
+            |epoch| epoch.elapsed_s,
+        );
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::Content;
 
     fn row(framework: &str, speeds: &[f64], counts: bool) -> ComparisonRow {
         let round = |speed: &f64| AttemptRecord {
@@ -315,14 +271,12 @@ mod tests {
             row("Lockstep", &[99.0, 101.0], true),
         ];
         let all: Vec<&ComparisonRow> = rows.iter().collect();
-        let figure = bars(String::new(), String::new(), &all, "").unwrap();
-        let data = figure.data();
-        let labels: Vec<String> = data.rows.iter().map(|row| row[0].shown()).collect();
+        let labels: Vec<String> = bars(&all).into_iter().map(|bar| bar.label).collect();
         let uncounted = "fast – does not count: losses differ or are unknown";
         assert_eq!(labels, ["Lockstep", uncounted, "none"]);
         let shown = |row: &ComparisonRow, column: &str| {
             let cells = of_row(row);
-            let cell = cells.into_iter().find(|(name, _)| *name == column);
+            let cell = cells.into_iter().find(|(name, _)| name == column);
             cell.unwrap().1.shown()
         };
         let counts = rows.each_ref().map(|row| shown(row, "counts"));
@@ -384,24 +338,27 @@ mod tests {
             gap: Some("no bf16".to_owned()),
             ..course("MXNet".to_owned())
         });
-        let contents = courses(
-            &Comparison {
-                accuracy,
-                ..Comparison::default()
-            },
-            "comparison",
-        );
-        let found = contents.iter().map(|content| match content {
+        let mut section = Section {
+            id: "",
+            heading: "",
+            contents: Vec::new(),
+        };
+        let comparison = Comparison {
+            accuracy,
+            ..Comparison::default()
+        };
+        courses(&comparison, &mut section);
+        let found = section.contents.iter().map(|content| match content {
             Content::Figure(figure) => format!("{} {}", figure.id, figure.data().rows.len()),
             Content::Warning(text) => text.clone(),
             other => panic!("{other:?}"),
         });
         let expected = [
-            format!("comparison-accuracy-epoch-1 {MOST_SERIES}"),
-            format!("comparison-accuracy-seconds-1 {MOST_SERIES}"),
-            "comparison-accuracy-epoch-2 1".to_owned(),
-            "comparison-accuracy-seconds-2 1".to_owned(),
             "MXNet resnet20 bf16: no accuracy: no bf16".to_owned(),
+            format!("comparison-accuracy-epoch {MOST_SERIES}"),
+            format!("comparison-accuracy-seconds {MOST_SERIES}"),
+            "comparison-accuracy-epoch 1".to_owned(),
+            "comparison-accuracy-seconds 1".to_owned(),
         ];
         assert_eq!(found.collect::<Vec<_>>(), expected);
     }

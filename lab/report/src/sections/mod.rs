@@ -6,17 +6,17 @@
 mod comparison;
 mod network;
 mod predictions;
+mod run_speeds;
 mod runs;
 mod speed;
 mod steps;
 mod studies;
 mod training;
 
-use super::document::{Content, Section};
-use super::measurements::{self, Measurement, Settings};
+use super::document::{Cell, Section, number, number_ids};
 use super::sources::{Run, Sources};
-use records::Spread;
-use std::collections::BTreeSet;
+use records::{Measurement, Spread};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that the sections read.
 #[derive(Debug)]
@@ -24,9 +24,11 @@ pub(crate) struct Facts<'a> {
     sources: &'a Sources,
     measurements: Vec<Measurement>,
     target_accuracy: Option<f64>,
-    /// Warning about studies with other targets than the one used.
-    ignored_targets: Option<String>,
+    is_target_given: bool,
 }
+
+/// Settings by name.
+type Settings<'a> = BTreeMap<&'a str, &'a str>;
 
 /// Definition of a run's speed and warm-up, where no study defines them.
 const RUN_SPEED: &str = "Warm-up: the steps of --warmup-steps are excluded. images/s: global samples of all ranks over the step time of the slowest rank, without evaluation and checkpoints.";
@@ -43,32 +45,62 @@ const PLAIN: [&str; 8] = [
     "launcher",
 ];
 
-/// Bars in one figure.
-const MOST_BARS: usize = 24;
+type Add = fn(&Facts<'_>, &mut Section);
+
+/// Sections by id and heading, in reading order.
+const SECTIONS: [(&str, &str, Add); 14] = [
+    ("summary", "Summary", studies::summary),
+    ("scaling", "Throughput and efficiency", speed::throughput),
+    ("comparison", "Other frameworks", comparison::add),
+    (
+        "time-to-accuracy",
+        "Time to accuracy",
+        training::time_to_accuracy,
+    ),
+    ("curves", "Loss and accuracy", training::curves),
+    ("classes", "Accuracy by class", training::classes),
+    ("step-time", "Step time", steps::step_time),
+    ("network", "Network", network::add),
+    ("predictions", "Predicted and measured", predictions::add),
+    ("staleness", "Staleness", steps::staleness),
+    ("memory", "Memory", speed::memory),
+    ("differences", "Differences between runs", runs::differences),
+    ("runs", "Runs and how to repeat them", runs::manifests),
+    ("records", "Records of the studies", studies::attempts),
+];
+
+/// Returns all sections that have contents.
+pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for (id, heading, add) in SECTIONS {
+        let mut section = Section {
+            id,
+            heading,
+            contents: Vec::new(),
+        };
+        add(facts, &mut section);
+        if !section.contents.is_empty() {
+            sections.push(section);
+        }
+    }
+    number_ids(&mut sections);
+    sections
+}
 
 impl<'a> Facts<'a> {
     pub(crate) fn new(sources: &'a Sources, target_accuracy: Option<f64>) -> Self {
         let studies = sources.studies.iter();
-        let named =
-            studies.filter_map(|study| Some((&study.plan.name, study.plan.target_accuracy?)));
-        let named: Vec<(&String, f64)> = named.collect();
-        let target = target_accuracy.or(named.first().map(|(_, target)| *target));
-        let others = named.iter().filter(|(_, other)| Some(*other) != target);
-        let ignored: Vec<String> = others
-            .map(|(study, other)| format!("{other} of {study}"))
-            .collect();
-        let ignored_targets = match (target_accuracy, named.first()) {
-            (None, Some((study, target))) if !ignored.is_empty() => Some(format!(
-                "runs are compared with the target accuracy {target} of {study}, not with {}; choose one with --target-accuracy, or write one report per target",
-                ignored.join(", ")
-            )),
-            _ => None,
-        };
+        let of_study = studies.clone().find_map(|study| study.plan.target_accuracy);
+        let of_studies = studies.zip(1..).flat_map(|(study, number): (_, usize)| {
+            Measurement::of_study(&study.plan, &study.attempts, &number.to_string())
+        });
         Self {
             sources,
-            measurements: measurements::all(sources),
-            target_accuracy: target,
-            ignored_targets,
+            measurements: of_studies
+                .chain(run_speeds::measurements(&sources.runs))
+                .collect(),
+            target_accuracy: target_accuracy.or(of_study),
+            is_target_given: target_accuracy.is_some(),
         }
     }
 
@@ -84,10 +116,9 @@ impl<'a> Facts<'a> {
                 sentences.push(sentence);
             }
         }
-        if sentences.is_empty() {
-            RUN_SPEED.to_owned()
-        } else {
-            sentences.join(" ")
+        match sentences.is_empty() {
+            true => RUN_SPEED.to_owned(),
+            false => sentences.join(" "),
         }
     }
 
@@ -96,13 +127,11 @@ impl<'a> Facts<'a> {
         self.sources.studies.len() > 1
     }
 
-    /// Returns the name of a measurement among all measurements.
-    fn name_of(&self, one: &Measurement) -> String {
-        match one.setting("study") {
-            study if self.has_several_studies() && !study.is_empty() => {
-                format!("{}, study {study}", one.id)
-            }
-            _ => one.id.clone(),
+    /// Returns the name of a cell of a study among all.
+    fn cell_name(&self, cell: &str, study: &str) -> String {
+        match self.has_several_studies() && !study.is_empty() {
+            true => format!("{cell}, study {study}"),
+            false => cell.to_owned(),
         }
     }
 
@@ -120,85 +149,13 @@ impl<'a> Facts<'a> {
         groups
     }
 
-    /// Returns the measurement of the cell that a run repeats.
+    /// Returns the measurement of a run outside studies, or of the cell that a run repeats.
     fn measurement_of(&self, run: &Run) -> Option<&Measurement> {
-        let group = run.group.as_ref()?;
+        let group = run.group.as_ref();
+        let study = group.map_or(String::new(), |group| group.study.to_string());
+        let id = group.map_or(&run.label, |group| &group.cell);
         let mut measurements = self.measurements.iter();
-        measurements.find(|one| one.id == group.cell && one.is_of_study(group.study))
-    }
-}
-
-/// Returns all sections that have contents, in reading order.
-pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
-    let all: [(&str, &str, Vec<Content>); 14] = [
-        ("summary", "Summary", studies::summary(facts)),
-        (
-            "scaling",
-            "Throughput and efficiency",
-            speed::throughput(facts),
-        ),
-        (
-            "comparison",
-            "Other frameworks",
-            comparison::contents(facts),
-        ),
-        (
-            "time-to-accuracy",
-            "Time to accuracy",
-            training::time_to_accuracy(facts),
-        ),
-        ("curves", "Loss and accuracy", training::curves(facts)),
-        ("classes", "Accuracy by class", training::classes(facts)),
-        ("step-time", "Step time", steps::step_time(facts)),
-        ("network", "Network", network::contents(facts)),
-        (
-            "predictions",
-            "Predicted and measured",
-            predictions::contents(facts),
-        ),
-        ("staleness", "Staleness", steps::staleness(facts)),
-        ("memory", "Memory", speed::memory(facts)),
-        (
-            "differences",
-            "Differences between runs",
-            runs::differences(facts),
-        ),
-        (
-            "runs",
-            "Runs and how to repeat them",
-            runs::manifests(facts),
-        ),
-        (
-            "records",
-            "Records of the studies",
-            studies::attempts(facts),
-        ),
-    ];
-    let filled = all
-        .into_iter()
-        .filter(|(.., contents)| !contents.is_empty());
-    filled
-        .map(|(id, heading, contents)| Section {
-            id,
-            heading,
-            contents,
-        })
-        .collect()
-}
-
-/// Divides items among as few figures as possible, each with the suffix of its id.
-fn parts<T>(items: &[T], most: usize) -> impl Iterator<Item = (String, &[T])> {
-    let count = items.len().div_ceil(most);
-    let chunks = items.chunks(most).enumerate();
-    chunks.map(move |(index, part)| (suffix(index, count), part))
-}
-
-/// Returns the suffix of an id: empty for a single item, else `-1`, `-2`, ….
-fn suffix(index: usize, count: usize) -> String {
-    if count > 1 {
-        format!("-{}", index + 1)
-    } else {
-        String::new()
+        measurements.find(|one| one.id == *id && one.setting("study") == study)
     }
 }
 
@@ -227,10 +184,9 @@ fn words(settings: &Settings<'_>, keys: &BTreeSet<&str>) -> String {
 }
 
 /// Returns median, least and most of a spread as cells.
-fn spread_cells(spread: Option<Spread>, decimals: usize) -> [super::document::Cell; 3] {
+fn spread_cells(spread: Option<Spread>, decimals: usize) -> [Cell; 3] {
     let range = spread.and_then(|spread| spread.range()).unzip();
-    [spread.map(|spread| spread.median), range.0, range.1]
-        .map(|value| super::document::number(value, decimals))
+    [spread.map(|spread| spread.median), range.0, range.1].map(|value| number(value, decimals))
 }
 
 #[cfg(test)]
@@ -240,30 +196,32 @@ mod tests {
 
     #[test]
     fn targets_of_further_studies_are_named_where_they_do_not_count() {
-        let study = |name: &str, target: f64| {
+        let study = |(name, target): (&str, f64)| {
             let mut study = StudyFolder::default();
             study.plan.name = name.to_owned();
             study.plan.target_accuracy = Some(target);
             study
         };
-        let studies = vec![study("a", 0.1), study("b", 0.1), study("c", 0.9)];
         let sources = Sources {
-            studies,
+            studies: [("a", 0.1), ("b", 0.1), ("c", 0.9)].map(study).into(),
             ..Sources::default()
+        };
+        let remarks = |given: Option<f64>| {
+            let facts = Facts::new(&sources, given);
+            format!("{:?}", sections(&facts))
+                .matches("target accuracy")
+                .count()
         };
         let facts = Facts::new(&sources, None);
         assert_eq!(facts.target_accuracy, Some(0.1));
-        let words = facts.ignored_targets.unwrap();
-        assert!(
-            words.contains("accuracy 0.1 of a, not with 0.9 of c;"),
-            "{words}"
-        );
-        assert_eq!(Facts::new(&sources, Some(0.9)).ignored_targets, None);
+        let expected = "c: runs are compared with the target accuracy 0.1, not with 0.9";
+        assert!(format!("{:?}", sections(&facts)).contains(expected));
+        assert_eq!((remarks(None), remarks(Some(0.9))), (1, 0));
     }
 
     #[test]
     fn runs_of_one_cell_are_repetitions_and_those_of_another_study_are_not() {
-        let run = |label: &str, study: Option<usize>| Run {
+        let run = |(label, study): (&str, Option<usize>)| Run {
             label: label.to_owned(),
             group: study.map(|study| RunGroup {
                 study,
@@ -278,19 +236,13 @@ mod tests {
             ("d", None),
             ("e", None),
         ];
-        let runs = runs.map(|(label, study)| run(label, study)).into();
         let sources = Sources {
-            runs,
+            runs: runs.map(run).into(),
             ..Sources::default()
         };
-        let groups = Facts::new(&sources, None).run_groups();
-        let labels = |group: &Vec<&Run>| {
-            group
-                .iter()
-                .map(|run| run.label.clone())
-                .collect::<String>()
-        };
-        let labels: Vec<String> = groups.iter().map(labels).collect();
+        let groups = Facts::new(&sources, None).run_groups().into_iter();
+        let labels = |group: Vec<&Run>| group.iter().map(|run| run.label.as_str()).collect();
+        let labels: Vec<String> = groups.map(labels).collect();
         assert_eq!(labels, ["ac", "b", "d", "e"]);
     }
 

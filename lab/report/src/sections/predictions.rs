@@ -1,402 +1,272 @@
 //! Predictions compared with measurements.
 //!
 //! In: predictions, measurements. Out: a figure around the line of equality, tables.
-//! Invariant: a prediction is compared with the cell that it names, or with the only measurement of its settings; a gap
-//! is relative to the measurement. A prediction for one repetition counts only if it was made before that repetition
-//! started.
+//! Invariant: a prediction is compared with the cell that it names, or with the only measurement of its
+//! settings. A gap is relative to the measurement.
 
 use super::{Facts, spread_cells};
-use crate::chart::{Axis, Kind, LinePlot, MOST_SERIES, Plot, Point, Series};
-use crate::document::{Content, Figure, NamedRow, Table, mebibytes, number, percent, row};
-use crate::measurements::{Measurement, Repetition};
-use crate::sources::{Predictions, Round};
-use records::{PredictionRecord, PublishedFigure, Spread, is_in_time};
-use std::collections::BTreeSet;
+use crate::chart::{Axis, Kind, MOST_SERIES, Point, Series};
+use crate::document::{NamedRow, Section, mebibytes, number, percent, row};
+use crate::sources::Predictions;
+use records::{AttemptRecord, Measurement, PredictionRecord, PublishedFigure, Spread};
+use std::collections::BTreeMap;
 
 /// A prediction within this share of the measurement is near.
 const NEAR: f64 = 0.1;
 
-/// A prediction with its file and the measurement that it stands for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Matched<'f> {
-    pub(super) file: &'f Predictions,
-    pub(super) prediction: &'f PredictionRecord,
-    pub(super) measured: Option<&'f Measurement>,
+/// A prediction with the measurement that it stands for.
+pub(super) struct Forecast<'f> {
+    predictions: &'f Predictions,
+    /// Prediction of the file with the median speed.
+    pub(super) record: &'f PredictionRecord,
+    measured: Option<&'f Measurement>,
+    /// Attempts with their prediction, which may be for one repetition only.
+    pairs: Vec<Pair<'f>>,
+    /// Predictions that were made after their repetition began, or for which this is unknown.
+    num_late: usize,
 }
 
+type Pair<'f> = (&'f PredictionRecord, &'f AttemptRecord);
+
 /// Returns all predictions.
-pub(super) fn matched<'f>(facts: &'f Facts<'_>) -> Vec<Matched<'f>> {
-    let of_file = |file: &'f Predictions| {
-        file.file.predictions.iter().map(move |prediction| {
-            let measured = only_match(facts, file, prediction);
-            Matched {
-                file,
-                prediction,
+pub(super) fn forecasts<'f>(facts: &'f Facts<'_>) -> Vec<Forecast<'f>> {
+    let of_file = |predictions: &'f Predictions| {
+        let records = predictions.file().predictions.iter().enumerate();
+        records.map(move |(index, record)| {
+            let measured = only_match(facts, predictions, record);
+            let mut pairs = Vec::new();
+            let mut num_late = 0;
+            for file in &predictions.files {
+                let Some((measured, record)) = measured.zip(file.predictions.get(index)) else {
+                    continue;
+                };
+                let attempts = measured.predicted(&file.created, record);
+                let mut numbers = measured.attempts.iter().map(|one| Some(one.repetition));
+                let is_measured = numbers.any(|number| number == record.repetition);
+                num_late += usize::from(attempts.is_empty() && is_measured);
+                pairs.extend(attempts.into_iter().map(|attempt| (record, attempt)));
+            }
+            Forecast {
+                predictions,
+                record,
                 measured,
+                pairs,
+                num_late,
             }
         })
     };
-    facts.sources.predictions.iter().flat_map(of_file).collect()
+    let predictions = facts.sources.predictions.iter();
+    predictions.flat_map(of_file).collect()
 }
 
-/// Returns the measurement of the named cell, else the only one with the same settings. A prediction inside a study
-/// stands for that study's cells.
+/// Returns the only measurement that a prediction stands for. A prediction inside a study stands for
+/// that study's cells.
 fn only_match<'f>(
     facts: &'f Facts<'_>,
-    file: &Predictions,
-    prediction: &PredictionRecord,
+    predictions: &Predictions,
+    record: &PredictionRecord,
 ) -> Option<&'f Measurement> {
+    let study = predictions.study.map(|study| study.to_string());
     let is_it = |one: &&Measurement| {
-        let is_of_cell = match &prediction.cell {
-            Some(cell) => one.id == *cell,
-            None => agrees(one, file, prediction),
-        };
-        is_of_cell && file.study.is_none_or(|number| one.is_of_study(number))
+        let is_in_study = study
+            .as_ref()
+            .is_none_or(|study| one.setting("study") == study);
+        is_in_study && one.is_predicted_by(predictions.file(), record)
     };
     let mut matches = facts.measurements.iter().filter(is_it);
     let first = matches.next()?;
     matches.next().is_none().then_some(first)
 }
 
-fn agrees(one: &Measurement, file: &Predictions, prediction: &PredictionRecord) -> bool {
-    let same = |key: &str, value: &str| {
-        let setting = one.setting(key);
-        setting == value || setting.is_empty() && value == "none"
-    };
-    let same_threads =
-        |threads: usize| one.setting("threads").is_empty() || same("threads", &threads.to_string());
-    // A single rank sends nothing, whatever the method.
-    let same_method = prediction.ranks == 1
-        || prediction.method.is_empty()
-        || records::method(&one.settings).as_ref() == Some(&prediction.method);
-    let batch = prediction.batch_size_per_rank.to_string();
-    let mut reported = [&one.settings, &one.reported_work].into_iter();
-    one.ranks == prediction.ranks
-        && same("model", &file.file.model)
-        && same("dtype", &file.file.dtype)
-        && file.file.threads.is_none_or(same_threads)
-        && same("network", &file.file.network.name)
-        && same("sync", &prediction.sync)
-        && same("compress", prediction.compress.as_deref().unwrap_or("none"))
-        && same("batch_size_per_rank", &batch)
-        && same_method
-        && reported.all(|settings| records::is_of_work(settings, &file.file.work))
-}
-
-/// Prediction and measurement of one repetition.
-struct Pair<'f> {
-    prediction: &'f PredictionRecord,
-    measured: &'f Repetition,
-}
-
-impl Pair<'_> {
-    /// Returns the gap in percent of the measured speed.
-    fn gap(&self) -> Option<f64> {
-        Some(gap(self.prediction.images_per_second?, self.measured.speed))
+impl Forecast<'_> {
+    /// Returns true if the forecast stands for this very measurement.
+    pub(super) fn is_of(&self, measurement: &Measurement) -> bool {
+        self.measured
+            .is_some_and(|one| std::ptr::eq(one, measurement))
     }
 
-    /// Returns the gap of a prediction that ignores communication.
-    fn gap_without_communication(&self) -> Option<f64> {
-        let compute_ms = self
-            .prediction
-            .compute_ms
-            .filter(|compute_ms| *compute_ms > 0.0)?;
-        let speed = self.prediction.images_per_second? * self.prediction.step_ms? / compute_ms;
-        Some(gap(speed, self.measured.speed))
+    /// Returns the median over the attempts of a value of prediction and attempt.
+    fn median(&self, value: impl Fn(&Pair<'_>) -> Option<f64>) -> Option<f64> {
+        median(self.pairs.iter().filter_map(value))
     }
 
-    /// Returns the gap in percent of the measured waiting; `None` for a rank without communication.
-    fn gap_of_waiting(&self) -> Option<f64> {
-        let is_on_own_server = self.prediction.server_placement.as_deref() == Some("own");
-        if self.prediction.ranks == 1 && !is_on_own_server {
-            return None;
-        }
-        let measured = self
-            .measured
-            .waiting_ms
-            .filter(|waiting_ms| *waiting_ms > 0.0)?;
-        Some(gap(self.prediction.waiting_ms?, measured))
+    /// Returns a predicted value.
+    pub(super) fn value(&self, value: fn(&PredictionRecord) -> Option<f64>) -> Option<f64> {
+        self.median(|(record, _)| value(record))
+    }
+
+    /// Returns the gaps in percent: of the speed, of a speed without communication, of the waiting.
+    fn gaps(&self) -> [Option<f64>; 3] {
+        let gap = |predicted: f64, measured: f64| 100.0 * (predicted - measured) / measured;
+        let positive = |value: Option<f64>| value.filter(|value| *value > 0.0);
+        let speed = |(record, attempt): &Pair<'_>| {
+            Some(gap(record.images_per_second?, attempt.images_per_second()?))
+        };
+        let without_communication = |(record, attempt): &Pair<'_>| {
+            let longer = record.step_ms? / positive(record.compute_ms)?;
+            let predicted = record.images_per_second? * longer;
+            Some(gap(predicted, attempt.images_per_second()?))
+        };
+        let waiting = |(record, attempt): &Pair<'_>| {
+            // One rank communicates only with servers on ranks of their own.
+            let is_alone = record.ranks == 1 && record.server_placement.as_deref() != Some("own");
+            let measured = positive(waiting_ms(attempt)).filter(|_| !is_alone)?;
+            Some(gap(record.waiting_ms?, measured))
+        };
+        [
+            self.median(speed),
+            self.median(without_communication),
+            self.median(waiting),
+        ]
     }
 }
 
-fn gap(predicted: f64, measured: f64) -> f64 {
-    100.0 * (predicted - measured) / measured
+/// Returns the milliseconds per step that a rank waits for collectives, mean over the ranks.
+fn waiting_ms(attempt: &AttemptRecord) -> Option<f64> {
+    let of = |key: &str| attempt.result[key].as_f64();
+    Some(of("waiting_seconds")? / of("steps")? * 1e3)
 }
 
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     Spread::of(values).map(|spread| spread.median)
 }
 
-impl<'f> Matched<'f> {
-    /// Returns the repetitions that the prediction stands for: all of the cell, or for a prediction per repetition
-    /// those that started after it was made.
-    fn pairs(&self) -> Vec<Pair<'f>> {
-        let Some(measured) = self.measured else {
-            return Vec::new();
-        };
-        if self.file.rounds.is_empty() {
-            let pair = |measured| Pair {
-                prediction: self.prediction,
-                measured,
-            };
-            return measured.repetitions.iter().map(pair).collect();
-        }
-        let pair = |round: &'f Round| {
-            let measured = repetition_of(round, measured)?;
-            let is_usable = is_in_time(&round.created, Some(&measured.started));
-            is_usable.then_some(Pair {
-                prediction: &round.prediction,
-                measured,
-            })
-        };
-        self.file.rounds.iter().filter_map(pair).collect()
+/// Describes the gaps of all cells.
+fn gap_words(gaps: &[[Option<f64>; 3]], num_late: usize) -> String {
+    let of = |which: usize| gaps.iter().filter_map(move |gaps| gaps[which]);
+    let absolute = |which: usize| median(of(which).map(f64::abs));
+    let near = |which: usize| {
+        let near = of(which).filter(|gap| gap.abs() <= 100.0 * NEAR).count();
+        format!("{near} of {}", of(which).count())
+    };
+    let mut words = match absolute(0) {
+        None => "No prediction has a measurement.".to_owned(),
+        Some(gap) => format!(
+            "{} predictions are within 10 % of the measured speed, between the outer grey lines; the median absolute gap is {gap:.1} %. Points are medians of the repetitions, bars their least and most; a gap is the median over the repetitions.",
+            near(0)
+        ),
+    };
+    if let Some(gap) = absolute(1) {
+        let near = near(1);
+        words.push_str(&format!(
+            " Predicted without communication: {near} within 10 %, {gap:.1} %."
+        ));
     }
-
-    /// Returns the number of predictions that were made too late, or for which this is unknown.
-    fn num_late(&self) -> usize {
-        let is_late = |round: &&Round| {
-            let measured = self
-                .measured
-                .and_then(|measured| repetition_of(round, measured));
-            measured.is_some_and(|one| !is_in_time(&round.created, Some(&one.started)))
-        };
-        self.file.rounds.iter().filter(is_late).count()
+    if let (Some(gap), Some(absolute)) = (median(of(2)), absolute(2)) {
+        words.push_str(&format!(" Waiting, mean over the ranks: the median gap is {gap:+.0} %, its absolute value {absolute:.0} %."));
     }
-
-    /// Returns a predicted value: the median over the repetitions of predictions per repetition.
-    pub(super) fn value(&self, value: impl Fn(&PredictionRecord) -> Option<f64>) -> Option<f64> {
-        if self.file.rounds.is_empty() {
-            return value(self.prediction);
-        }
-        median(
-            self.pairs()
-                .iter()
-                .filter_map(|pair| value(pair.prediction)),
-        )
+    if num_late > 0 {
+        words.push_str(&format!(" Excluded because they were made after their run started, or its start is unknown: {num_late}."));
     }
+    words
 }
 
-fn repetition_of<'f>(round: &Round, measured: &'f Measurement) -> Option<&'f Repetition> {
-    let mut repetitions = measured.repetitions.iter();
-    repetitions.find(|one| Some(one.number) == round.prediction.repetition)
-}
-
-/// Gaps of all cells, percent.
-#[derive(Default)]
-struct Scores {
-    gaps: Vec<f64>,
-    without_communication: Vec<f64>,
-    waiting: Vec<f64>,
-    num_late: usize,
-}
-
-impl Scores {
-    /// Adds a cell and returns its gaps: of the speed, without communication, of the waiting.
-    fn add(&mut self, pairs: &[Pair<'_>]) -> [Option<f64>; 3] {
-        let gap = median(pairs.iter().filter_map(Pair::gap));
-        let without = median(pairs.iter().filter_map(Pair::gap_without_communication));
-        let waiting = median(pairs.iter().filter_map(Pair::gap_of_waiting));
-        self.gaps.extend(gap);
-        self.without_communication.extend(without);
-        self.waiting.extend(waiting);
-        [gap, without, waiting]
+pub(super) fn add(facts: &Facts<'_>, section: &mut Section) {
+    let all = forecasts(facts);
+    if all.iter().any(|one| one.measured.is_some()) {
+        compare(facts, &all, section);
     }
-
-    fn words(&self) -> String {
-        let near = |gaps: &[f64]| {
-            let near = gaps.iter().filter(|gap| gap.abs() <= 100.0 * NEAR).count();
-            format!("{near} of {}", gaps.len())
-        };
-        let absolute = |gaps: &[f64]| median(gaps.iter().map(|gap| gap.abs()));
-        let mut words = match absolute(&self.gaps) {
-            None => "No prediction has a measurement.".to_owned(),
-            Some(gap) => format!(
-                "{} predictions are within 10 % of the measured speed, between the outer grey lines; the median absolute gap is {gap:.1} %. Points are medians of the repetitions, bars their least and most; a gap is the median over the repetitions.",
-                near(&self.gaps)
-            ),
-        };
-        if let Some(gap) = absolute(&self.without_communication) {
-            let near = near(&self.without_communication);
-            words.push_str(&format!(
-                " Predicted without communication: {near} within 10 %, {gap:.1} %."
-            ));
-        }
-        if let (Some(gap), Some(absolute)) = (
-            median(self.waiting.iter().copied()),
-            absolute(&self.waiting),
-        ) {
-            words.push_str(&format!(" Waiting, mean over the ranks: the median gap is {gap:+.0} %, its absolute value {absolute:.0} %."));
-        }
-        if self.num_late > 0 {
-            words.push_str(&format!(" Excluded because they were made after their run started, or its start is unknown: {}.", self.num_late));
-        }
-        words
-    }
-}
-
-pub(super) fn contents(facts: &Facts<'_>) -> Vec<Content> {
-    let all = matched(facts);
-    let with_measurement = |one: &Matched<'_>| one.measured.is_some();
-    let mut contents = Vec::new();
-    if all.iter().any(with_measurement) {
-        contents.extend(compared(facts, &all));
-    }
-    let predictions = Table::new(
-        "predictions",
-        "Predictions (none of these values is measured)",
-        all.iter().map(of_prediction),
-    )
-    .folded(format!("All {} predictions", all.len()));
-    let published = facts
-        .sources
-        .predictions
-        .iter()
-        .flat_map(|one| &one.file.published);
-    let published = Table::new(
+    let title = format!(
+        "All {} predictions; none of these values is measured",
+        all.len()
+    );
+    section.folded_table("predictions", title, all.iter().map(of_forecast));
+    let predictions = facts.sources.predictions.iter();
+    let published = predictions.flat_map(|one| &one.file().published);
+    section.table(
         "published",
         "Plausibility check: published efficiencies, and the model's predictions under the stated assumptions",
         published.map(of_published),
     );
-    contents.extend(
-        [predictions, published]
-            .into_iter()
-            .filter_map(Content::table),
-    );
-    contents
 }
 
-/// Returns how to name groups of points: by method and network, or by one of them where there are too many.
-fn grouping(all: &[Matched<'_>]) -> fn(&Matched<'_>) -> String {
-    fn method(one: &Matched<'_>) -> String {
-        match one.prediction.compress.as_deref() {
-            None | Some("none") => one.prediction.sync.clone(),
-            Some(compress) => format!("{}, {compress}", one.prediction.sync),
-        }
-    }
-    fn network(one: &Matched<'_>) -> String {
-        one.file.file.network.name.clone()
-    }
-    fn both(one: &Matched<'_>) -> String {
-        match network(one) {
-            network if network.is_empty() => method(one),
-            network => format!("{}, {network}", method(one)),
-        }
-    }
-    let ways: [fn(&Matched<'_>) -> String; 3] = [both, method, network];
-    let num_groups =
-        |way: fn(&Matched<'_>) -> String| all.iter().map(way).collect::<BTreeSet<_>>().len();
-    let few = ways.into_iter().find(|way| num_groups(*way) <= MOST_SERIES);
-    few.unwrap_or(|_| "predictions".to_owned())
-}
-
-fn compared(facts: &Facts<'_>, all: &[Matched<'_>]) -> Vec<Content> {
-    let group_of = grouping(all);
+fn compare(facts: &Facts<'_>, all: &[Forecast<'_>], section: &mut Section) {
     let mut rows: Vec<NamedRow> = Vec::new();
-    let mut groups: Vec<Series> = Vec::new();
-    let mut scores = Scores::default();
+    let mut points: BTreeMap<&str, Vec<Point>> = BTreeMap::new();
+    let mut all_gaps = Vec::new();
     for one in all {
         let Some(measured) = one.measured else {
             continue;
         };
-        let pairs = one.pairs();
-        scores.num_late += one.num_late();
-        let predicted = median(
-            pairs
-                .iter()
-                .filter_map(|pair| pair.prediction.images_per_second),
-        );
-        let speed = median(pairs.iter().map(|pair| pair.measured.speed));
-        let (Some(predicted), Some(speed)) = (predicted, speed) else {
+        let speed_of = |(_, attempt): &Pair<'_>| attempt.images_per_second();
+        let predicted = one.value(|record| record.images_per_second);
+        let Some((predicted, speed)) = predicted.zip(one.median(speed_of)) else {
             continue;
         };
-        let [gap, without_communication, waiting] = scores.add(&pairs);
+        let gaps = one.gaps();
+        let [gap, without_communication, waiting] = gaps.map(|gap| number(gap, 1));
+        all_gaps.push(gaps);
         let [_, least, most] = spread_cells(measured.speed(), 1);
-        let waiting_of =
-            |value: fn(&Pair<'_>) -> Option<f64>| number(median(pairs.iter().filter_map(value)), 1);
         rows.push(row![
             "measurement" => &measured.id,
-            "prediction" => &one.file.label,
-            "ranks" => one.prediction.ranks,
+            "prediction" => &one.predictions.label,
+            "ranks" => one.record.ranks,
             "predicted, images/s" => number(predicted, 1),
             "measured, images/s" => number(speed, 1),
             "least" => least,
             "most" => most,
-            "gap, %" => number(gap, 1),
-            "gap without communication, %" => number(without_communication, 1),
-            "waiting predicted, ms" => waiting_of(|pair| pair.prediction.waiting_ms),
-            "measured, ms" => waiting_of(|pair| pair.measured.waiting_ms),
-            "gap of waiting, %" => number(waiting, 1),
+            "gap, %" => gap,
+            "gap without communication, %" => without_communication,
+            "waiting predicted, ms" => number(one.value(|record| record.waiting_ms), 1),
+            "measured, ms" => number(one.median(|(_, attempt)| waiting_ms(attempt)), 1),
+            "gap of waiting, %" => waiting,
         ]);
-        let name = group_of(one);
-        let range = measured.speed().and_then(|speed| speed.range());
-        let point = Point {
+        points.entry(&one.record.method).or_default().push(Point {
             x: predicted,
             y: speed,
-            range,
-        };
-        match groups.iter_mut().find(|group| group.name == name) {
-            Some(group) => group.lines[0].push(point),
-            None => groups.push(Series::line(
-                name,
-                groups.len(),
-                Kind::Scattered,
-                vec![point],
-            )),
-        }
+            range: measured.speed().and_then(|speed| speed.range()),
+        });
     }
-    if groups.is_empty() {
-        return vec![Content::Paragraph(scores.words())];
+    let words = gap_words(&all_gaps, all.iter().map(|one| one.num_late).sum());
+    let values = points
+        .values()
+        .flatten()
+        .flat_map(|point| [point.x, point.y]);
+    let low = values.clone().fold(f64::INFINITY, f64::min);
+    let high = values.fold(0.0, f64::max);
+    if rows.is_empty() {
+        return section.text(words);
     }
-    let values = || {
-        groups
-            .iter()
-            .flat_map(Series::points)
-            .flat_map(|point| [point.x, point.y])
-    };
-    let low = values().fold(f64::INFINITY, f64::min);
-    let high = values().fold(0.0, f64::max);
     let line = |factor: f64| {
-        [0.9 * low, 1.1 * high]
-            .map(|at| Point::new(at, factor * at))
-            .to_vec()
+        let ends = [0.9 * low, 1.1 * high];
+        ends.map(|at| Point::new(at, factor * at)).to_vec()
     };
-    let equality = Series {
+    let mut series = vec![Series {
         name: "predicted = measured, within 10 %".to_owned(),
         style: 0,
         kind: Kind::Reference,
         lines: vec![line(1.0), line(1.0 + NEAR), line(1.0 - NEAR)],
+    }];
+    if points.len() > MOST_SERIES {
+        let all = points.into_values().flatten().collect();
+        points = BTreeMap::from([("predictions", all)]);
+    }
+    let points = points.into_iter().enumerate();
+    series.extend(
+        points
+            .map(|(style, (method, points))| Series::line(method, style, Kind::Scattered, points)),
+    );
+    let axis = match high > 8.0 * low {
+        true => Axis::logarithmic,
+        false => Axis::linear,
     };
-    let is_wide = high > 8.0 * low;
-    let axis = |label: &str| {
-        if is_wide {
-            Axis::logarithmic(label)
-        } else {
-            Axis::linear(label)
-        }
-    };
-    let x = axis("predicted, images/s");
-    let y = axis("measured, images/s");
-    let mut series = vec![equality];
-    series.extend(groups);
+    let id = "predicted-and-measured";
     let title = "Predicted and measured throughput";
-    let figure = Figure {
-        id: "predicted-and-measured".to_owned(),
-        title: title.to_owned(),
-        caption: format!("{} {}", scores.words(), facts.speed_words()),
-        plot: Plot::Lines(LinePlot { x, y, series }),
-    };
-    let table = Table::new("predicted-and-measured", title, rows);
-    std::iter::once(Content::Figure(figure))
-        .chain(Content::table(table))
-        .collect()
+    section.lines(
+        [id, title, &format!("{words} {}", facts.speed_words())],
+        axis("predicted, images/s"),
+        axis("measured, images/s"),
+        series,
+    );
+    section.table(id, title, rows);
 }
 
-fn of_prediction(matched: &Matched<'_>) -> NamedRow {
-    let one = matched.prediction;
+fn of_forecast(forecast: &Forecast<'_>) -> NamedRow {
+    let one = forecast.record;
     let reduction = one.reduction.as_deref().unwrap_or_default();
     row![
-        "prediction" => &matched.file.label,
-        "network" => &matched.file.file.network.name,
+        "prediction" => &forecast.predictions.label,
+        "network" => &forecast.predictions.file().network.name,
         "sync" => format!("{} {reduction}", one.sync).trim(),
         "compress" => one.compress.as_ref(),
         "scaling" => &one.scaling,
@@ -429,132 +299,48 @@ fn of_published(one: &PublishedFigure) -> NamedRow {
 mod tests {
     use super::*;
     use crate::sources::Sources;
-    use std::collections::BTreeMap;
-
-    fn settings(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect()
-    }
-
-    fn measured(id: &str, pairs: &[(&str, &str)]) -> Measurement {
-        Measurement {
-            id: id.to_owned(),
-            settings: settings(pairs),
-            ranks: 2,
-            ..Measurement::default()
-        }
-    }
-
-    #[test]
-    fn a_prediction_stands_for_the_same_work_as_far_as_it_is_known() {
-        let mut file = Predictions::default();
-        file.file.work = settings(&[("kernels", "fused"), ("image_size", "64")]);
-        let prediction = PredictionRecord {
-            ranks: 2,
-            batch_size_per_rank: 32,
-            ..PredictionRecord::default()
-        };
-        for (own, reported, expected) in [
-            (&[][..], &[][..], true),
-            (&[("image_size", "64")], &[("kernels", "fused")], true),
-            (&[("kernels", "stock")], &[], false),
-            (&[], &[("image_size", "32")], false),
-        ] {
-            let one = Measurement {
-                reported_work: settings(reported),
-                ..measured("a", &[&[("batch_size_per_rank", "32")], own].concat())
-            };
-            assert_eq!(
-                agrees(&one, &file, &prediction),
-                expected,
-                "{own:?} {reported:?}"
-            );
-        }
-    }
-
-    /// Returns the number of the measurement that the only prediction of a file stands for.
-    fn found(
-        measurements: Vec<Measurement>,
-        study: Option<usize>,
-        prediction: PredictionRecord,
-    ) -> Option<usize> {
-        let mut file = Predictions {
-            study,
-            ..Predictions::default()
-        };
-        file.file.threads = Some(1);
-        file.file.predictions = vec![prediction];
-        let sources = Sources {
-            predictions: vec![file],
-            ..Sources::default()
-        };
-        let facts = Facts {
-            measurements,
-            ..Facts::new(&sources, None)
-        };
-        let measured = matched(&facts)[0].measured?;
-        facts
-            .measurements
-            .iter()
-            .position(|one| std::ptr::eq(one, measured))
-    }
+    use records::PredictionFile;
+    use serde_json::json;
 
     #[test]
     fn a_prediction_in_a_study_stands_for_a_cell_of_that_study() {
-        let cells = || {
-            ["1", "2"]
-                .map(|study| measured("same", &[("study", study)]))
-                .into()
-        };
-        let prediction = PredictionRecord {
-            cell: Some("same".to_owned()),
-            ..PredictionRecord::default()
-        };
-        for (study, expected) in [(Some(1), Some(0)), (Some(2), Some(1)), (None, None)] {
-            assert_eq!(found(cells(), study, prediction.clone()), expected);
-        }
-    }
-
-    #[test]
-    fn without_a_cell_method_and_threads_decide() {
-        for (threads, method, expected) in [
-            ("1", "allreduce:halving-doubling", Some(1)),
-            ("1", "allreduce:hierarchical", None),
-            // Two measurements match.
-            ("1", "", None),
-            ("2", "allreduce:ring", None),
-        ] {
-            let cell = |(id, reduction)| {
-                let common = [
-                    ("sync", "allreduce"),
-                    ("batch_size_per_rank", "32"),
-                    ("threads", threads),
-                ];
-                measured(id, &[&common[..], &[("reduction", reduction)]].concat())
-            };
-            let cells = [("a", "ring"), ("b", "halving-doubling")].map(cell).into();
-            let prediction = PredictionRecord {
-                method: method.to_owned(),
-                sync: "allreduce".to_owned(),
-                ranks: 2,
-                batch_size_per_rank: 32,
+        for (study, expected) in [(Some(1), Some("1")), (Some(2), Some("2")), (None, None)] {
+            let record = PredictionRecord {
+                cell: Some("same".to_owned()),
                 ..PredictionRecord::default()
             };
-            assert_eq!(
-                found(cells, None, prediction),
-                expected,
-                "{threads} {method}"
-            );
+            let file = PredictionFile {
+                predictions: vec![record],
+                ..PredictionFile::default()
+            };
+            let sources = Sources {
+                predictions: vec![Predictions {
+                    study,
+                    files: vec![file],
+                    ..Predictions::default()
+                }],
+                ..Sources::default()
+            };
+            let measurement = |study: &str| Measurement {
+                id: "same".to_owned(),
+                settings: [("study".to_owned(), study.to_owned())].into(),
+                ..Measurement::default()
+            };
+            let facts = Facts {
+                measurements: ["1", "2"].map(measurement).into(),
+                ..Facts::new(&sources, None)
+            };
+            let measured = forecasts(&facts)[0].measured;
+            assert_eq!(measured.map(|one| one.setting("study")), expected);
         }
     }
 
     #[test]
     fn a_repetition_is_compared_with_the_prediction_that_was_made_before_it_started() {
-        let round = |repetition: u64, created: &str, speed: f64| Round {
+        let file = |(repetition, created, speed): (u64, &str, f64)| PredictionFile {
             created: created.to_owned(),
-            prediction: PredictionRecord {
+            predictions: vec![PredictionRecord {
+                cell: Some("a".to_owned()),
                 images_per_second: Some(speed),
                 step_ms: Some(100.0),
                 compute_ms: Some(50.0),
@@ -562,70 +348,60 @@ mod tests {
                 ranks: 2,
                 repetition: Some(repetition),
                 ..PredictionRecord::default()
-            },
+            }],
+            ..PredictionFile::default()
         };
-        let repetition = |number: u64| Repetition {
-            number,
-            started: format!("2026-01-01T00:0{number}:00Z"),
-            speed: 100.0 * number as f64,
-            waiting_ms: Some(25.0),
-            ..Repetition::default()
+        let files = [
+            (1, "2026-01-01T00:00:59Z", 110.0),
+            (2, "2026-01-01T00:01:59Z", 220.0),
+            // After the start of the run.
+            (3, "2026-01-01T00:03:01Z", 300.0),
+        ];
+        let sources = Sources {
+            predictions: vec![Predictions {
+                files: files.map(file).into(),
+                ..Predictions::default()
+            }],
+            ..Sources::default()
         };
-        let measured = Measurement {
-            repetitions: [1, 2, 3].map(repetition).into(),
+        let attempt = |number: u64| AttemptRecord {
+            repetition: number,
+            started: Some(format!("2026-01-01T00:0{number}:00Z")),
+            result: json!({
+                "images_per_second": 100 * number, "waiting_seconds": 0.25, "steps": 10,
+            }),
+            ..AttemptRecord::default()
+        };
+        let measurement = Measurement {
+            id: "a".to_owned(),
+            attempts: [1, 2, 3].map(attempt).into(),
             ..Measurement::default()
         };
-        let rounds = vec![
-            round(1, "2026-01-01T00:00:59Z", 110.0),
-            round(2, "2026-01-01T00:01:59Z", 220.0),
-            // After the start of the run.
-            round(3, "2026-01-01T00:03:01Z", 300.0),
-        ];
-        let file = Predictions {
-            rounds,
-            ..Predictions::default()
+        let facts = Facts {
+            measurements: vec![measurement],
+            ..Facts::new(&sources, None)
         };
-        let prediction = &file.rounds[2].prediction;
-        let matched = Matched {
-            file: &file,
-            prediction,
-            measured: Some(&measured),
+        let mut forecasts = forecasts(&facts);
+        let forecast = &mut forecasts[0];
+        assert_eq!(forecast.num_late, 1);
+        assert_eq!(forecast.value(|one| one.images_per_second), Some(165.0));
+        let gaps = forecast.gaps();
+        let expected = [10.0, 120.0, -20.0].map(Some);
+        let is_near = |(gap, expected): (Option<f64>, Option<f64>)| {
+            (gap.unwrap() - expected.unwrap()).abs() < 1e-9
         };
-        let mut scores = Scores::default();
-        let gaps = scores.add(&matched.pairs()).map(Option::unwrap);
-        let expected = [10.0, 120.0, -20.0];
-        assert!(
-            gaps.iter()
-                .zip(expected)
-                .all(|(gap, expected)| (gap - expected).abs() < 1e-9),
-            "{gaps:?}"
-        );
-        assert!(
-            scores.words().contains("the median gap is -20 %"),
-            "{}",
-            scores.words()
-        );
-        scores.num_late = matched.num_late();
-        assert!(
-            scores.words().ends_with("start is unknown: 1."),
-            "{}",
-            scores.words()
-        );
-        assert_eq!(matched.value(|one| one.images_per_second), Some(165.0));
-        let only_late = Scores {
-            num_late: 3,
-            ..Scores::default()
-        };
-        assert!(!only_late.words().contains("NaN"));
-        let single = PredictionRecord {
+        assert!(gaps.into_iter().zip(expected).all(is_near), "{gaps:?}");
+        let words = gap_words(&[gaps], 1);
+        assert!(words.contains("the median gap is -20 %"), "{words}");
+        assert!(words.ends_with("start is unknown: 1."), "{words}");
+        assert!(!gap_words(&[], 3).contains("NaN"));
+        let alone = PredictionRecord {
             ranks: 1,
-            waiting_ms: Some(0.0),
-            ..PredictionRecord::default()
+            ..forecast.record.clone()
         };
-        let pair = Pair {
-            prediction: &single,
-            measured: &measured.repetitions[0],
-        };
-        assert_eq!(pair.gap_of_waiting(), None);
+        for pair in &mut forecast.pairs {
+            pair.0 = &alone;
+        }
+        assert_eq!(forecast.gaps()[2], None, "one rank does not wait");
     }
 }

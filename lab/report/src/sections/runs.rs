@@ -1,10 +1,11 @@
 //! Differences between runs, and how to repeat each run.
 //!
-//! In: options and manifests. Out: a table of the differing options, a table of manifests, command and options of every
-//! run. Invariant: an option with the same value in all runs is not among the differences.
+//! In: options and manifests. Out: a table of the differing options, a table of manifests, command and
+//! options of every run.
+//! Invariant: an option with the same value in all runs is not among the differences.
 
 use super::Facts;
-use crate::document::{Cell, Content, NamedRow, Table, row};
+use crate::document::{Cell, Content, NamedRow, Section, row};
 use crate::sources::Run;
 use records::Manifest;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,98 +13,76 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Options that only name files to write.
 const PLACES: [&str; 2] = ["run.output-dir", "sync.trace"];
 
-/// Most runs with a column each; more runs have a row each.
-const MOST_COLUMNS: usize = 6;
+type Fact = fn(&Manifest) -> String;
 
-pub(super) fn differences(facts: &Facts<'_>) -> Vec<Content> {
-    let runs = facts
-        .sources
-        .runs
-        .iter()
-        .map(|run| (run.label.clone(), options(run)));
-    let runs: Vec<(String, BTreeMap<String, String>)> =
+/// Facts of the launch that are compared like options.
+const FACTS: [(&str, Fact); 5] = [
+    ("launch.ranks", |manifest| manifest.launch.ranks.to_string()),
+    ("launch.threads-per-rank", |manifest| {
+        manifest.launch.threads_per_rank.to_string()
+    }),
+    ("launch.nodes", |manifest| manifest.launch.nodes.join(" ")),
+    ("program.commit", |manifest| manifest.commit.clone()),
+    ("data.train-checksum", |manifest| {
+        manifest.dataset.train_checksum.clone()
+    }),
+];
+
+pub(super) fn differences(facts: &Facts<'_>, section: &mut Section) {
+    let runs = facts.sources.runs.iter();
+    let runs = runs.map(|run| (&run.label, options(run)));
+    let runs: Vec<(&String, BTreeMap<String, String>)> =
         runs.filter(|(_, options)| !options.is_empty()).collect();
-    let keys = differing(&runs);
-    if runs.len() < 2 || keys.is_empty() {
-        return Vec::new();
-    }
-    let value = |options: &BTreeMap<String, String>, key: &str| Cell::from(options.get(key));
-    let labels = runs.iter().map(|(label, _)| label.clone());
-    let has_column_per_run = runs.len() <= MOST_COLUMNS;
-    let mut columns = vec![if has_column_per_run { "option" } else { "run" }.to_owned()];
-    if has_column_per_run {
-        columns.extend(labels);
-    } else {
-        columns.extend(keys.iter().cloned());
-    }
-    let mut table = Table::with_columns("differences", "Options and launches that differ", columns);
-    if has_column_per_run {
-        for key in &keys {
-            let values = runs.iter().map(|(_, options)| value(options, key));
-            table.push(std::iter::once(Cell::from(key)).chain(values).collect());
-        }
-    } else {
-        for (label, options) in &runs {
-            let values = keys.iter().map(|key| value(options, key));
-            table.push(std::iter::once(Cell::from(label)).chain(values).collect());
-        }
-    }
-    let mut words = "All other options are equal. Output directories are not compared.".to_owned();
-    if facts.sources.runs.iter().any(|run| run.manifests.len() > 1) {
-        words.push_str(" The values of all sessions of a resumed run are compared.");
-    }
-    vec![Content::Paragraph(words), Content::Table(table)]
-}
-
-/// Returns the options of all sessions, and the facts of the launch that are compared like options.
-fn options(run: &Run) -> BTreeMap<String, String> {
-    let mut options = run.settings_by_session();
-    options.retain(|key, _| !PLACES.contains(&key.as_str()));
-    type Fact = (&'static str, fn(&Manifest) -> String);
-    let facts: [Fact; 5] = [
-        ("launch.ranks", |manifest| manifest.launch.ranks.to_string()),
-        ("launch.threads-per-rank", |manifest| {
-            manifest.launch.threads_per_rank.to_string()
-        }),
-        ("launch.nodes", |manifest| manifest.launch.nodes.join(" ")),
-        ("program.commit", |manifest| manifest.commit.clone()),
-        ("data.train-checksum", |manifest| {
-            manifest.dataset.train_checksum.clone()
-        }),
-    ];
-    if !run.manifests.is_empty() {
-        options.extend(facts.map(|(name, value)| (name.to_owned(), run.by_session(value))));
-    }
-    options
-}
-
-fn differing(runs: &[(String, BTreeMap<String, String>)]) -> Vec<String> {
     let keys: BTreeSet<&String> = runs
         .iter()
         .flat_map(|(_, options)| options.keys())
         .collect();
     let differs = |key: &&String| {
-        runs.iter()
-            .any(|(_, options)| options.get(*key) != runs[0].1.get(*key))
+        let mut values = runs.iter().map(|(_, options)| options.get(*key));
+        values.any(|value| value != runs[0].1.get(*key))
     };
-    keys.into_iter().filter(differs).cloned().collect()
+    let rows = keys.into_iter().filter(differs).map(|key| {
+        let mut row = row!["option" => key];
+        let runs = runs.iter();
+        row.extend(runs.map(|(label, options)| ((*label).clone(), Cell::from(options.get(key)))));
+        row
+    });
+    let rows: Vec<NamedRow> = rows.collect();
+    if rows.is_empty() {
+        return;
+    }
+    section.text(
+        "All other options are equal. Output directories are not compared. The values of all sessions of a resumed run are compared.",
+    );
+    section.table("differences", "Options and launches that differ", rows);
 }
 
-pub(super) fn manifests(facts: &Facts<'_>) -> Vec<Content> {
+/// Returns the options and facts of all sessions.
+fn options(run: &Run) -> BTreeMap<String, String> {
+    let mut options = run.settings_by_session();
+    options.retain(|key, _| !PLACES.contains(&key.as_str()));
+    if !run.manifests.is_empty() {
+        options.extend(FACTS.map(|(name, fact)| (name.to_owned(), run.by_session(fact))));
+    }
+    options
+}
+
+pub(super) fn manifests(facts: &Facts<'_>, section: &mut Section) {
     let runs = &facts.sources.runs;
+    if runs.iter().any(|run| !run.manifests.is_empty()) {
+        section.text("With this commit checked out and data of the same checksum, the command repeats the run; so does `trainer train --config run.toml --output-dir NEW` on the same number of ranks.");
+    }
     let sessions = runs
         .iter()
         .flat_map(|run| (0..run.manifests.len()).map(|age| of_session(run, age)));
-    let table = Table::new("manifests", "Manifests", sessions);
-    let mut contents = Vec::new();
-    if !table.rows.is_empty() {
-        contents.push(Content::Paragraph(
-            "With this commit checked out and data of the same checksum, the command repeats the run; so does `trainer train --config run.toml --output-dir NEW` on the same number of ranks.".to_owned(),
-        ));
+    section.table("manifests", "Manifests", sessions);
+    for run in runs {
+        let text = recipe(run);
+        if !text.is_empty() {
+            let summary = format!("{}: command and options", run.label);
+            section.contents.push(Content::FoldedText(summary, text));
+        }
     }
-    contents.extend(Content::table(table));
-    contents.extend(runs.iter().filter_map(recipe));
-    contents
 }
 
 /// Returns the manifest of a session; the newest has age 0.
@@ -137,15 +116,14 @@ fn of_session(run: &Run, age: usize) -> NamedRow {
 }
 
 /// Returns the commands of all sessions and the resolved options.
-fn recipe(run: &Run) -> Option<Content> {
+fn recipe(run: &Run) -> String {
     let mut text = String::new();
     for manifest in run.manifests.iter().rev() {
         let ranks = manifest.launch.ranks;
         let words: Vec<String> = manifest.command_line.iter().map(records::quoted).collect();
-        let launcher = if ranks > 1 {
-            format!("mpirun -n {ranks} ")
-        } else {
-            String::new()
+        let launcher = match ranks > 1 {
+            true => format!("mpirun -n {ranks} "),
+            false => String::new(),
         };
         text.push_str(&format!(
             "# commit {}, {}, {}\n{launcher}{}\n\n",
@@ -158,50 +136,46 @@ fn recipe(run: &Run) -> Option<Content> {
     if !run.toml.is_empty() {
         text.push_str(&format!("# run.toml\n{}", run.toml));
     }
-    let summary = format!("{}: command and options", run.label);
-    (!text.is_empty()).then_some(Content::FoldedText(summary, text))
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources::Sources;
 
     #[test]
-    fn only_options_that_differ_are_listed() {
-        let run = |pairs: &[(&str, &str)]| {
-            let options = pairs
-                .iter()
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-            ("run".to_owned(), options.collect())
-        };
-        let runs = [
-            run(&[("x", "1"), ("y", "2")]),
-            run(&[("x", "1"), ("y", "3"), ("z", "4")]),
-        ];
-        assert_eq!(differing(&runs), ["y", "z"]);
-    }
-
-    #[test]
-    fn runs_differ_in_the_ranks_of_any_of_their_sessions() {
+    fn only_options_that_differ_in_any_session_are_listed() {
         // The newest session comes first.
-        let of_ranks = |ranks: &[usize]| {
-            let mut run = Run::default();
-            for ranks in ranks.iter().rev() {
-                run.manifests.push(Manifest::default());
-                if let Some(manifest) = run.manifests.last_mut() {
-                    manifest.launch.ranks = *ranks;
-                }
+        let run = |label: &str, ranks: &[usize], seed: &str| {
+            let manifest = |ranks: &usize| {
+                let mut manifest = Manifest::default();
+                manifest.launch.ranks = *ranks;
+                manifest
+            };
+            let options = [("run.seed", seed), ("run.epochs", "2"), (PLACES[0], label)];
+            let options = options.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            Run {
+                label: label.to_owned(),
+                manifests: ranks.iter().rev().map(manifest).collect(),
+                settings: vec![options.into()],
+                ..Run::default()
             }
-            options(&run)
         };
-        for (ranks, expected) in [
-            (&[1][..], "1"),
-            (&[2, 2], "2"),
-            (&[2, 2, 1, 2], "2, then 1, then 2"),
-        ] {
-            assert_eq!(of_ranks(ranks)["launch.ranks"], expected);
-        }
-        let runs = [&[1][..], &[2, 1]].map(|ranks| ("run".to_owned(), of_ranks(ranks)));
-        assert_eq!(differing(&runs), ["launch.ranks"]);
+        let sources = Sources {
+            runs: vec![run("a", &[1], "0"), run("b", &[2, 2, 1, 2], "1")],
+            ..Sources::default()
+        };
+        let mut section = Section {
+            id: "",
+            heading: "",
+            contents: Vec::new(),
+        };
+        differences(&Facts::new(&sources, None), &mut section);
+        let [_, Content::Table(table)] = &section.contents[..] else {
+            panic!("{section:?}")
+        };
+        let expected = "option,a,b\nlaunch.ranks,1,\"2, then 1, then 2\"\nrun.seed,0,1\n";
+        assert_eq!(table.to_csv(), expected);
     }
 }

@@ -1,30 +1,18 @@
 //! Throughput, efficiency and memory of all measurements.
 //!
-//! In: measurements, predictions. Out: two figures over the ranks for each network, number format and kind of scaling;
-//! bars for settings at one number of ranks; one table of everything; bars of memory.
-//! Invariant: points are medians; ranges of speeds are the least and most of the repetitions, ranges of efficiencies
-//! the interval of the ratios of single repetitions, which contains the spread of the reference.
+//! In: measurements, predictions. Out: figures over the ranks, bars for settings at one number of ranks,
+//! one table of everything, bars of memory.
+//! Invariant: points are medians. Ranges of speeds are the least and most of the repetitions. Ranges of
+//! efficiencies are the interval of the ratios of single repetitions, which contains the spread of the
+//! reference.
 //! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 and 5.
 
-use super::predictions::{self, Matched};
-use super::{Facts, MOST_BARS, differing, parts, spread_cells, suffix, words};
-use crate::chart::{Axis, Bar, BarPlot, Kind, LinePlot, MOST_SERIES, Plot, Point, Series, Unit};
-use crate::document::{Content, Figure, NamedRow, Table, number, percent, row};
-use crate::measurements::{Measurement, Settings};
-use crate::sources::Run;
-use records::{Estimate, Spread};
+use super::predictions::{Forecast, forecasts};
+use super::{Facts, Settings, differing, spread_cells, words};
+use crate::chart::{Axis, Bar, Kind, MOST_SERIES, Point, Series, Unit};
+use crate::document::{NamedRow, Section, number, percent, row};
+use records::{Estimate, Measurement, Spread};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Settings that divide a crowded figure, first to last.
-const DIVIDING: [&str; 7] = [
-    "network",
-    "batch_size_per_rank",
-    "sync",
-    "compress",
-    "launcher",
-    "threads",
-    "reduction",
-];
 
 /// Settings that group bars: the first one that leaves differences within a group.
 const GROUPING: [&str; 6] = [
@@ -36,212 +24,82 @@ const GROUPING: [&str; 6] = [
     "threads",
 ];
 
-/// Name of a line without others.
-const MEASURED: &str = "measured";
+/// Settings that a title names, if a figure has one value of them.
+const TITLE: [&str; 6] = [
+    "model",
+    "dtype",
+    "sync",
+    "network",
+    "batch_size_per_rank",
+    "global_batch_size",
+];
 
 const SPEED: &str = "images/s, all ranks";
 
-pub(super) fn throughput(facts: &Facts<'_>) -> Vec<Content> {
-    let facets = facets(&facts.measurements);
-    let predictions = predictions::matched(facts);
-    let mut figures = Vec::new();
-    for (index, facet) in facets.iter().enumerate() {
-        figures.extend(over_ranks(
-            facts,
-            &predictions,
-            facet,
-            &suffix(index, facets.len()),
-        ));
-    }
-    let groups = comparable(&facts.measurements, &facets.concat());
-    let places: Vec<Vec<Place<'_>>> = groups.iter().map(|group| placed(group)).collect();
-    let chunks: Vec<&[Place<'_>]> = places
+pub(super) fn throughput(facts: &Facts<'_>, section: &mut Section) {
+    let forecasts = forecasts(facts);
+    let mut drawn: Vec<&Measurement> = Vec::new();
+    let scaled = facts
+        .measurements
         .iter()
-        .flat_map(|group| group.chunks(MOST_BARS))
-        .collect();
-    for (index, part) in chunks.iter().enumerate() {
-        figures.push(side_by_side(
-            facts,
-            &predictions,
-            part,
-            &suffix(index, chunks.len()),
-        ));
+        .filter(|one| one.scaling != "none");
+    let groups = grouped(scaled, |one| {
+        (one.setting("model"), one.setting("dtype"), &one.scaling)
+    });
+    let facets = groups
+        .into_iter()
+        .flat_map(|group| match lines(&group).len() {
+            0..=MOST_SERIES => vec![group],
+            _ => grouped(group.into_iter(), |one| one.setting("network")),
+        });
+    for facet in facets {
+        if facet.iter().any(|one| one.ranks != facet[0].ranks) {
+            for lines in lines(&facet).chunks(MOST_SERIES) {
+                over_ranks(facts, &forecasts, &facet, lines, section);
+            }
+            drawn.extend(facet);
+        }
     }
-    let mut contents: Vec<Content> = figures.into_iter().map(Content::Figure).collect();
+    let in_studies = facts
+        .measurements
+        .iter()
+        .filter(|one| !one.setting("study").is_empty());
+    let comparable = grouped(in_studies, |one| {
+        let kind = (one.setting("study"), one.setting("kind"));
+        (kind, one.scaling.as_str(), one.ranks)
+    });
+    for group in comparable {
+        let is_drawn = |one: &&Measurement| drawn.iter().any(|other| std::ptr::eq(*other, *one));
+        if group.len() > 1 && !group.iter().all(is_drawn) {
+            side_by_side(facts, &forecasts, &group, section);
+        }
+    }
     let rows = facts
         .measurements
         .iter()
         .map(|one| of_measurement(facts, one));
-    let table = Table::new("throughput", "Throughput of all measurements", rows);
-    contents.extend(Content::table(table));
-    contents
+    section.table("throughput", "Throughput of all measurements", rows);
 }
 
-/// Returns the measurements of each pair of figures: the same model, format and scaling on several numbers of ranks.
-fn facets(all: &[Measurement]) -> Vec<Vec<&Measurement>> {
-    let mut groups: BTreeMap<_, Vec<&Measurement>> = BTreeMap::new();
-    for one in all.iter().filter(|one| one.scaling != "none") {
-        let key = (one.setting("model"), one.setting("dtype"), &one.scaling);
-        groups.entry(key).or_default().push(one);
+/// Returns the measurements in groups of equal keys, in the order of the keys.
+fn grouped<'a, K: Ord>(
+    all: impl Iterator<Item = &'a Measurement>,
+    key: impl Fn(&'a Measurement) -> K,
+) -> Vec<Vec<&'a Measurement>> {
+    let mut groups: BTreeMap<K, Vec<&Measurement>> = BTreeMap::new();
+    for one in all {
+        groups.entry(key(one)).or_default().push(one);
     }
-    let divided = groups
-        .into_values()
-        .flat_map(|group| divided(group, &DIVIDING));
-    divided
-        .filter(|group| group.iter().any(|one| one.ranks != group[0].ranks))
-        .collect()
-}
-
-/// Divides a group by further settings until its lines fit into one figure.
-fn divided<'a>(group: Vec<&'a Measurement>, keys: &[&str]) -> Vec<Vec<&'a Measurement>> {
-    let lines: BTreeSet<_> = group.iter().map(|one| one.line()).collect();
-    let [key, rest @ ..] = keys else {
-        return vec![group];
-    };
-    if lines.len() <= MOST_SERIES {
-        return vec![group];
-    }
-    let mut parts: BTreeMap<&str, Vec<&Measurement>> = BTreeMap::new();
-    for one in group {
-        parts.entry(one.setting(key)).or_default().push(one);
-    }
-    parts
-        .into_values()
-        .flat_map(|part| divided(part, rest))
-        .collect()
-}
-
-/// Draws speed and efficiency over the ranks.
-fn over_ranks(
-    facts: &Facts<'_>,
-    predictions: &[Matched<'_>],
-    facet: &[&Measurement],
-    suffix: &str,
-) -> [Figure; 2] {
-    let lines = lines(facet);
-    let keys = differing(&lines);
-    let mut speeds = Vec::new();
-    let mut efficiencies = Vec::new();
-    for (style, line) in lines.iter().enumerate() {
-        let name = match words(line, &keys) {
-            name if name.is_empty() => MEASURED.to_owned(),
-            name => name,
-        };
-        let members = members(facts, facet, line);
-        let speed = members
-            .iter()
-            .filter_map(|one| Some(Point::of(one.ranks as f64, one.speed()?)));
-        let efficiency = members.iter().filter_map(|one| efficiency(facts, one));
-        speeds.push(Series::line(&name, style, Kind::Measured, speed.collect()));
-        efficiencies.push(Series::line(
-            &name,
-            style,
-            Kind::Measured,
-            efficiency.collect(),
-        ));
-        let [speed, efficiency] = predicted(predictions, &members);
-        if !speed.is_empty() {
-            let name = if name == MEASURED {
-                "predicted".to_owned()
-            } else {
-                format!("{name}, predicted")
-            };
-            speeds.push(Series::line(&name, style, Kind::Predicted, speed));
-            efficiencies.push(Series::line(&name, style, Kind::Predicted, efficiency));
-        }
-    }
-    let has_predicted = speeds.iter().any(|series| series.kind == Kind::Predicted);
-    let ranks = || speeds.iter().flat_map(Series::points).map(|point| point.x);
-    let x = Axis::of_counts("ranks", ranks());
-    let ends = [
-        ranks().fold(f64::INFINITY, f64::min),
-        ranks().fold(1.0, f64::max),
-    ];
-    let ideal = |at: &dyn Fn(f64) -> f64| ends.map(|ranks| Point::new(ranks, at(ranks))).to_vec();
-    let per_rank = facet.iter().filter_map(|one| {
-        let base = one.reference(&facts.measurements)?;
-        Some(base.speed()?.median / base.ranks as f64)
-    });
-    let mut per_rank: Vec<f64> = per_rank.collect();
-    per_rank.sort_by(f64::total_cmp);
-    per_rank.dedup();
-    let lines = per_rank
-        .into_iter()
-        .map(|speed| ideal(&|ranks| speed * ranks))
-        .collect();
-    speeds.push(Series {
-        name: "ideal".to_owned(),
-        style: 0,
-        kind: Kind::Reference,
-        lines,
-    });
-    efficiencies.push(Series::line("ideal", 0, Kind::Reference, ideal(&|_| 1.0)));
-    let title = shared_words(facet);
-    let notes = notes(facts, facet, has_predicted);
-    let figure = |id: &str, title: String, caption: &str, y: Axis, series: Vec<Series>| Figure {
-        id: format!("{id}{suffix}"),
-        title,
-        caption: format!("{caption} {notes}"),
-        plot: Plot::Lines(LinePlot {
-            x: x.clone(),
-            y,
-            series,
-        }),
-    };
-    let y = if x.is_logarithmic {
-        Axis::logarithmic(SPEED)
-    } else {
-        Axis::from_zero(SPEED)
-    };
-    [
-        figure(
-            "throughput",
-            format!("Throughput: {title}"),
-            "A grey line is the speed of one rank times the number of ranks; lines of different work per rank have one each.",
-            y,
-            speeds,
-        ),
-        figure(
-            "efficiency",
-            format!("Efficiency: {title}"),
-            "Efficiency is the speed per rank over that of one rank in the same repetition; without a single rank, over that of the fewest ranks. Bars are the 95 % confidence interval of the median, or least and most of fewer than six repetitions.",
-            Axis::from_zero("efficiency").in_unit(Unit::Share),
-            efficiencies,
-        ),
-    ]
-}
-
-fn efficiency(facts: &Facts<'_>, one: &Measurement) -> Option<Point> {
-    let ranks = one.ranks as f64;
-    let efficiencies: Vec<f64> = one
-        .speedups(&facts.measurements)
-        .into_iter()
-        .map(|speedup| speedup / ranks)
-        .collect();
-    let estimate = Estimate::of(&efficiencies)?;
-    let interval = estimate.interval.map(|[low, high]| (low, high));
-    let range = interval.or_else(|| Spread::of(efficiencies)?.range());
-    Some(Point {
-        x: ranks,
-        y: estimate.median,
-        range,
-    })
+    groups.into_values().collect()
 }
 
 /// Returns the lines of a facet, each once.
 fn lines<'a>(facet: &[&'a Measurement]) -> Vec<Settings<'a>> {
-    let lines = |is_wanted: fn(usize) -> bool| -> Vec<Settings<'a>> {
-        let lines = facet
-            .iter()
-            .filter(|one| is_wanted(one.ranks))
-            .map(|one| one.line());
-        BTreeSet::from_iter(lines).into_iter().collect()
-    };
     // Single ranks are drawn as the beginning of the lines whose reference they are.
-    match lines(|ranks| ranks > 1) {
-        of_several if of_several.is_empty() => lines(|_| true),
-        of_several => of_several,
-    }
+    let has_several = facet.iter().any(|one| one.ranks > 1);
+    let facet = facet.iter().filter(|one| one.ranks > 1 || !has_several);
+    let lines: BTreeSet<Settings<'a>> = facet.map(|one| one.line()).collect();
+    lines.into_iter().collect()
 }
 
 /// Returns the measurements of a line, fewest ranks first.
@@ -261,55 +119,136 @@ fn members<'a>(
     members
 }
 
-/// Returns the predicted speeds and efficiencies of some measurements.
-fn predicted(predictions: &[Matched<'_>], members: &[&Measurement]) -> [Vec<Point>; 2] {
+/// Draws speed and efficiency over the ranks.
+fn over_ranks(
+    facts: &Facts<'_>,
+    forecasts: &[Forecast<'_>],
+    facet: &[&Measurement],
+    lines: &[Settings<'_>],
+    section: &mut Section,
+) {
+    let keys = differing(lines);
     let mut speeds = Vec::new();
     let mut efficiencies = Vec::new();
-    for one in predictions {
-        let is_it =
-            |measured: &Measurement| members.iter().any(|member| std::ptr::eq(*member, measured));
-        let Some(measured) = one.measured.filter(|measured| is_it(measured)) else {
-            continue;
+    let mut all_members: Vec<&Measurement> = Vec::new();
+    for (style, line) in lines.iter().enumerate() {
+        let name = words(line, &keys);
+        let members = members(facts, facet, line);
+        let mut add = |word: &str, kind: Kind, speed: Vec<Point>, efficiency: Vec<Point>| {
+            let name = match (kind, name.as_str()) {
+                (_, "") => word.to_owned(),
+                (Kind::Measured, name) => name.to_owned(),
+                (_, name) => format!("{name}, {word}"),
+            };
+            if !speed.is_empty() {
+                speeds.push(Series::line(&name, style, kind, speed));
+                efficiencies.push(Series::line(&name, style, kind, efficiency));
+            }
         };
-        let Some(speed) = one.value(|prediction| prediction.images_per_second) else {
-            continue;
-        };
-        let ranks = one.prediction.ranks as f64;
-        speeds.push(Point::new(ranks, speed));
-        // The efficiency of another scaling is relative to another batch.
-        let scaling = match one.prediction.scaling.as_str() {
-            "" => "weak",
-            scaling => scaling,
-        };
-        if measured.scaling == scaling {
-            let efficiency = one.value(|prediction| prediction.efficiency);
-            efficiencies.extend(efficiency.map(|efficiency| Point::new(ranks, efficiency)));
-        }
+        let speed = |one: &&Measurement| Some(Point::of(one.ranks as f64, one.speed()?));
+        let efficiency = |one: &&Measurement| efficiency(facts, one);
+        add(
+            "measured",
+            Kind::Measured,
+            members.iter().filter_map(speed).collect(),
+            members.iter().filter_map(efficiency).collect(),
+        );
+        let [speed, efficiency] = predicted(forecasts, &members);
+        add("predicted", Kind::Predicted, speed, efficiency);
+        all_members.extend(members);
     }
-    let mut series = [speeds, efficiencies];
-    series
-        .iter_mut()
-        .for_each(|points| points.sort_by(|a, b| a.x.total_cmp(&b.x)));
-    series
-}
-
-/// Returns what both figures of a facet have in their captions.
-fn notes(facts: &Facts<'_>, facet: &[&Measurement], has_predicted: bool) -> String {
+    let has_predicted = speeds.iter().any(|series| series.kind == Kind::Predicted);
+    let ranks = all_members.iter().map(|one| one.ranks as f64);
+    let x = Axis::of_counts("ranks", ranks.clone());
+    let ends = [
+        ranks.clone().fold(f64::INFINITY, f64::min),
+        ranks.fold(1.0, f64::max),
+    ];
+    let ideal = |at: &dyn Fn(f64) -> f64| ends.map(|ranks| Point::new(ranks, at(ranks))).to_vec();
+    let per_rank = all_members.iter().filter_map(|one| {
+        let base = one.reference(&facts.measurements)?;
+        Some(base.speed()?.median / base.ranks as f64)
+    });
+    let mut per_rank: Vec<f64> = per_rank.collect();
+    per_rank.sort_by(f64::total_cmp);
+    per_rank.dedup();
+    let lines = per_rank.into_iter();
+    speeds.push(Series {
+        name: "ideal".to_owned(),
+        style: 0,
+        kind: Kind::Reference,
+        lines: lines.map(|speed| ideal(&|ranks| speed * ranks)).collect(),
+    });
+    efficiencies.push(Series::line("ideal", 0, Kind::Reference, ideal(&|_| 1.0)));
     let scaling = match facet[0].scaling.as_str() {
         "weak" => "weak, a fixed batch per rank",
         "strong" => "strong, a fixed global batch that is divided among the ranks",
         other => other,
     };
-    let predicted = if has_predicted {
-        " Hollow markers on dashed lines are predictions."
-    } else {
-        ""
+    let predicted = match has_predicted {
+        true => " Hollow markers on dashed lines are predictions.",
+        false => "",
     };
-    format!(
+    let notes = format!(
         "Scaling: {scaling}. Points are medians of the repetitions.{predicted}{} {}",
-        disturbed_words(facet),
+        disturbed_words(&all_members),
         facts.speed_words()
-    )
+    );
+    let title = shared_words(&all_members);
+    let y = match x.is_logarithmic {
+        true => Axis::logarithmic(SPEED),
+        false => Axis::from_zero(SPEED),
+    };
+    let caption = format!(
+        "A grey line is the speed of one rank times the number of ranks; lines of different work per rank have one each. {notes}"
+    );
+    section.lines(
+        ["throughput", &format!("Throughput: {title}"), &caption],
+        x.clone(),
+        y,
+        speeds,
+    );
+    let caption = format!(
+        "Efficiency is the speed per rank over that of one rank in the same repetition; without a single rank, over that of the fewest ranks. Bars are the 95 % confidence interval of the median, or least and most of fewer than six repetitions. {notes}"
+    );
+    section.lines(
+        ["efficiency", &format!("Efficiency: {title}"), &caption],
+        x,
+        Axis::from_zero("efficiency").in_unit(Unit::Share),
+        efficiencies,
+    );
+}
+
+fn efficiency(facts: &Facts<'_>, one: &Measurement) -> Option<Point> {
+    let ranks = one.ranks as f64;
+    let speedups = one.speedups(&facts.measurements).into_iter();
+    let efficiencies: Vec<f64> = speedups.map(|speedup| speedup / ranks).collect();
+    let estimate = Estimate::of(&efficiencies)?;
+    let interval = estimate.interval.map(|[low, high]| (low, high));
+    Some(Point {
+        x: ranks,
+        y: estimate.median,
+        range: interval.or_else(|| Spread::of(efficiencies)?.range()),
+    })
+}
+
+/// Returns the predicted speeds and efficiencies of some measurements.
+fn predicted(forecasts: &[Forecast<'_>], members: &[&Measurement]) -> [Vec<Point>; 2] {
+    let mut speeds = Vec::new();
+    let mut efficiencies = Vec::new();
+    for member in members {
+        let ranks = member.ranks as f64;
+        for forecast in forecasts.iter().filter(|one| one.is_of(member)) {
+            let speed = forecast.value(|record| record.images_per_second);
+            speeds.extend(speed.map(|speed| Point::new(ranks, speed)));
+            // The efficiency of another scaling is relative to another batch.
+            if member.scaling == forecast.record.scaling {
+                let efficiency = forecast.value(|record| record.efficiency);
+                efficiencies.extend(efficiency.map(|efficiency| Point::new(ranks, efficiency)));
+            }
+        }
+    }
+    [speeds, efficiencies]
 }
 
 fn disturbed_words(members: &[&Measurement]) -> String {
@@ -320,30 +259,15 @@ fn disturbed_words(members: &[&Measurement]) -> String {
 }
 
 /// Returns the settings that all measurements of a figure share, for its title.
-fn shared_words(facet: &[&Measurement]) -> String {
-    let shared = |key: &str| {
-        let is_of_several = ["sync", "network", "launcher"].contains(&key);
-        let mut values = facet
-            .iter()
-            .filter(|one| one.ranks > 1 || !is_of_several)
-            .map(|one| one.setting(key));
-        let first = values.next().filter(|value| !value.is_empty())?;
-        values.all(|value| value == first).then(|| first.to_owned())
-    };
-    let known = ["model", "dtype", "sync", "network"]
-        .iter()
-        .filter_map(|key| shared(key));
-    let mut parts: Vec<String> = known.filter(|value| value != "none").collect();
-    let scaling = &facet[0].scaling;
-    if scaling != "none" {
-        parts.push(format!("{scaling} scaling"));
+fn shared_words(members: &[&Measurement]) -> String {
+    let lines = lines(members);
+    let mut keys = BTreeSet::from(TITLE);
+    keys.retain(|key| !differing(&lines).contains(key));
+    let shared = words(&lines[0], &keys);
+    match members[0].scaling.as_str() {
+        "none" => shared,
+        scaling => format!("{shared}, {scaling} scaling"),
     }
-    let batch = match scaling.as_str() {
-        "strong" => shared("global_batch_size").map(|batch| format!("global batch {batch}")),
-        _ => shared("batch_size_per_rank").map(|batch| format!("batch per rank {batch}")),
-    };
-    parts.extend(batch);
-    parts.join(", ")
 }
 
 fn of_measurement(facts: &Facts<'_>, one: &Measurement) -> NamedRow {
@@ -361,7 +285,7 @@ fn of_measurement(facts: &Facts<'_>, one: &Measurement) -> NamedRow {
         "images/s, median" => median,
         "least" => least,
         "most" => most,
-        "repetitions" => one.repetitions.len(),
+        "repetitions" => one.attempts.len(),
         "speedup" => number(speedup.map(|speedup| speedup.median), 2),
         "95 % interval" => interval.map(|[low, high]| format!("{low:.2} to {high:.2}")),
         "efficiency, %" => percent(speedup.map(|speedup| speedup.median / ranks), 1),
@@ -371,114 +295,63 @@ fn of_measurement(facts: &Facts<'_>, one: &Measurement) -> NamedRow {
     ]
 }
 
-/// A measurement in a figure of bars.
-#[derive(Clone, Debug, PartialEq)]
-struct Place<'a> {
-    one: &'a Measurement,
-    /// Heading above the bars of a group; empty without groups.
-    group: String,
-    name: String,
-    /// Colour, the same for one name in all groups.
-    style: usize,
-}
-
-/// Returns groups of measurements of one study on one number of ranks that the figures over ranks do not show.
-fn comparable<'a>(all: &'a [Measurement], drawn: &[&Measurement]) -> Vec<Vec<&'a Measurement>> {
-    let mut groups: BTreeMap<_, Vec<&Measurement>> = BTreeMap::new();
-    for one in all.iter().filter(|one| !one.setting("study").is_empty()) {
-        let key = (
-            one.setting("study"),
-            one.setting("kind"),
-            one.scaling.as_str(),
-            one.ranks,
-        );
-        groups.entry(key).or_default().push(one);
-    }
-    let is_drawn = |one: &&Measurement| drawn.iter().any(|other| std::ptr::eq(*other, *one));
-    let is_shown = |group: &Vec<&Measurement>| group.len() > 1 && !group.iter().all(is_drawn);
-    groups.into_values().filter(is_shown).collect()
-}
-
-/// Names measurements by their differences and orders them by group.
-fn placed<'a>(members: &[&'a Measurement]) -> Vec<Place<'a>> {
+/// Names measurements on one number of ranks by their differences, and orders their bars by group.
+fn bars(forecasts: &[Forecast<'_>], members: &[&Measurement]) -> Vec<Bar> {
     let lines: Vec<Settings<'_>> = members.iter().map(|one| one.line()).collect();
-    let differing = differing(&lines);
-    let grouping = GROUPING
-        .iter()
-        .filter(|key| differing.contains(*key))
-        .find_map(|key| {
-            let within = differing_within(&lines, key);
-            (!within.is_empty()).then(|| (BTreeSet::from([*key]), within))
-        });
-    let (of_group, of_name) = grouping.unwrap_or_else(|| (BTreeSet::new(), differing));
+    let differences = differing(&lines);
+    let grouping = GROUPING.iter().find_map(|key| {
+        let of_group = |one: &&Measurement| lines_with(&lines, key, one.line().get(key).copied());
+        let within = members.iter().flat_map(|one| differing(&of_group(one)));
+        let within: BTreeSet<&str> = within.collect();
+        let is_useful = differences.contains(key) && !within.is_empty();
+        is_useful.then(|| (BTreeSet::from([*key]), within))
+    });
+    let (of_group, of_name) = grouping.unwrap_or_else(|| (BTreeSet::new(), differences));
     let mut names: Vec<String> = Vec::new();
-    let mut groups: Vec<Vec<Place<'a>>> = Vec::new();
+    let mut groups: Vec<String> = Vec::new();
+    let mut bars: Vec<Bar> = Vec::new();
     for (one, line) in members.iter().zip(&lines) {
-        let group = words(line, &of_group);
         let name = words(line, &of_name);
-        let known = names.iter().position(|other| *other == name);
-        let style = known.unwrap_or_else(|| {
-            names.push(name.clone());
-            names.len() - 1
-        });
-        let style = if of_group.is_empty() { 0 } else { style };
-        let place = Place {
-            one,
-            group,
-            name,
-            style,
+        let group = words(line, &of_group);
+        let place = |known: &mut Vec<String>, word: &String| {
+            known
+                .iter()
+                .position(|other| other == word)
+                .unwrap_or_else(|| {
+                    known.push(word.clone());
+                    known.len() - 1
+                })
         };
-        match groups
-            .iter_mut()
-            .find(|group| group[0].group == place.group)
-        {
-            Some(group) => group.push(place),
-            None => groups.push(vec![place]),
-        }
+        // One name has the same colour in all groups.
+        let style = place(&mut names, &name);
+        place(&mut groups, &group);
+        let forecast = forecasts.iter().find(|forecast| forecast.is_of(one));
+        bars.push(Bar {
+            group,
+            predicted: forecast.and_then(|one| one.value(|record| record.images_per_second)),
+            style: Some(if of_group.is_empty() { 0 } else { style }),
+            ..Bar::of(name, one.speed())
+        });
     }
-    groups.into_iter().flatten().collect()
+    bars.sort_by_key(|bar| groups.iter().position(|group| *group == bar.group));
+    bars
 }
 
-/// Returns the settings that differ between some lines with the same value of `key`.
-fn differing_within<'a>(lines: &[Settings<'a>], key: &str) -> BTreeSet<&'a str> {
-    let mut groups: BTreeMap<Option<&&str>, Vec<Settings<'a>>> = BTreeMap::new();
-    for line in lines {
-        groups.entry(line.get(key)).or_default().push(line.clone());
-    }
-    groups.values().flat_map(|group| differing(group)).collect()
+fn lines_with<'a>(lines: &[Settings<'a>], key: &str, value: Option<&str>) -> Vec<Settings<'a>> {
+    let lines = lines.iter().filter(|line| line.get(key).copied() == value);
+    lines.cloned().collect()
 }
 
 fn side_by_side(
     facts: &Facts<'_>,
-    predictions: &[Matched<'_>],
-    places: &[Place<'_>],
-    suffix: &str,
-) -> Figure {
-    let members: Vec<&Measurement> = places.iter().map(|place| place.one).collect();
-    let study = match facts.has_several_studies() {
-        true => format!(", study {}", members[0].setting("study")),
-        false => String::new(),
-    };
-    let ranks = records::counted(members[0].ranks, "rank");
-    let bar = |place: &Place<'_>| {
-        let is_its = |one: &&Matched<'_>| {
-            one.measured
-                .is_some_and(|measured| std::ptr::eq(measured, place.one))
-        };
-        let prediction = predictions.iter().find(is_its);
-        Bar {
-            group: place.group.clone(),
-            predicted: prediction.and_then(|one| one.value(|record| record.images_per_second)),
-            style: Some(place.style),
-            ..Bar::of(&place.name, place.one.speed())
-        }
-    };
-    let bars: Vec<Bar> = places.iter().map(bar).collect();
-    let has_predicted = bars.iter().any(|bar| bar.predicted.is_some());
-    let predicted = if has_predicted {
-        " Hollow bars are predictions."
-    } else {
-        ""
+    forecasts: &[Forecast<'_>],
+    members: &[&Measurement],
+    section: &mut Section,
+) {
+    let bars = bars(forecasts, members);
+    let predicted = match bars.iter().any(|bar| bar.predicted.is_some()) {
+        true => " Hollow bars are predictions.",
+        false => "",
     };
     let of_several = members.iter().filter(|one| one.ranks > 1);
     let references = of_several.filter_map(|one| one.reference(&facts.measurements));
@@ -491,72 +364,58 @@ fn side_by_side(
         [speed] => format!(" One rank: {} images/s.", records::rate(speed)),
         _ => String::new(),
     };
-    Figure {
-        id: format!("side-by-side{suffix}"),
-        title: format!("Throughput of {ranks}: {}{study}", shared_words(&members)),
-        caption: format!(
-            "Bars are medians of the repetitions, whiskers their least and most.{predicted}{of_one}{} {}",
-            disturbed_words(&members),
-            facts.speed_words()
-        ),
-        plot: Plot::Bars(BarPlot {
-            x: Axis::from_zero(SPEED),
-            parts: Vec::new(),
-            bars,
-        }),
-    }
+    let ranks = records::counted(members[0].ranks, "rank");
+    let title = format!("Throughput of {ranks}: {}", shared_words(members));
+    let title = facts.cell_name(&title, members[0].setting("study"));
+    let caption = format!(
+        "Bars are medians of the repetitions, whiskers their least and most.{predicted}{of_one}{} {}",
+        disturbed_words(members),
+        facts.speed_words()
+    );
+    section.bars(["side-by-side", &title, &caption], SPEED, &[], &bars);
 }
 
 /// Draws the largest memory of a rank in every measurement and run.
-pub(super) fn memory(facts: &Facts<'_>) -> Vec<Content> {
-    const MIB: f64 = (1 << 20) as f64;
-    let of_measurements = facts.measurements.iter().map(|one| {
-        let bytes = one
-            .repetitions
-            .iter()
-            .filter_map(|repetition| repetition.memory_bytes);
-        (
-            facts.name_of(one),
-            Spread::of(bytes.map(|bytes| bytes / MIB)),
-        )
+pub(super) fn memory(facts: &Facts<'_>, section: &mut Section) {
+    let bar = |label: String, bytes: Vec<f64>| {
+        let mebibytes = bytes.iter().map(|bytes| bytes / f64::from(1 << 20));
+        Some(Bar::of(label, Some(Spread::of(mebibytes)?)))
+    };
+    let of_measurements = facts.measurements.iter().filter_map(|one| {
+        let attempts = one.attempts.iter();
+        let bytes = attempts.filter_map(|one| one.result["peak_memory_bytes"].as_f64());
+        let name = facts.cell_name(&one.id, one.setting("study"));
+        bar(name, bytes.collect())
     });
     // Runs without a speed have no measurement.
-    let is_measured = |run: &Run| match run.group {
-        Some(_) => facts.measurement_of(run).is_some(),
-        None => facts
-            .measurements
-            .iter()
-            .any(|one| one.id == run.label && one.setting("study").is_empty()),
-    };
-    let other_runs = facts
+    let others = facts
         .sources
         .runs
         .iter()
-        .filter(|run| !is_measured(run))
-        .map(|run| {
-            let mebibytes = run.peak_memory_bytes().map(|bytes| bytes as f64 / MIB);
-            (run.label.clone(), Spread::of(mebibytes))
-        });
-    let known = of_measurements
-        .chain(other_runs)
-        .filter(|(_, spread)| spread.is_some());
-    let bars: Vec<Bar> = known
-        .map(|(label, spread)| Bar::of(label, spread))
-        .collect();
-    let figure = |(suffix, bars): (String, &[Bar])| {
-        Content::Figure(Figure {
-            id: format!("memory{suffix}"),
-            title: "Largest memory of a rank".to_owned(),
-            caption: "Peak resident memory of the process of the largest rank, as the operating system reports it: program, data and model. Medians of the repetitions; whiskers are their least and most.".to_owned(),
-            plot: Plot::Bars(BarPlot { x: Axis::from_zero("MiB"), parts: Vec::new(), bars: bars.to_vec() }),
-        })
-    };
-    parts(&bars, MOST_BARS).map(figure).collect()
+        .filter(|run| facts.measurement_of(run).is_none());
+    let of_others = others.filter_map(|run| {
+        let bytes = run.peak_memory_bytes()?;
+        bar(run.label.clone(), vec![bytes as f64])
+    });
+    section.bars(
+        [
+            "memory",
+            "Largest memory of a rank",
+            "Peak resident memory of the process of the largest rank, as the operating system reports it: program, data and model. Medians of the repetitions; whiskers are their least and most.",
+        ],
+        "MiB",
+        &[],
+        &of_measurements.chain(of_others).collect::<Vec<Bar>>(),
+    );
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::Content;
+    use crate::sources::Sources;
+    use records::AttemptRecord;
+    use serde_json::json;
 
     fn measured(ranks: usize, settings: &[(&str, &str)]) -> Measurement {
         let of_study = [("study", "1"), ("kind", "bench")];
@@ -566,6 +425,10 @@ mod tests {
             ranks,
             settings: settings.collect(),
             scaling: "weak".to_owned(),
+            attempts: vec![AttemptRecord {
+                result: json!({ "images_per_second": 1 }),
+                ..AttemptRecord::default()
+            }],
             ..Measurement::default()
         }
     }
@@ -591,42 +454,59 @@ mod tests {
     #[test]
     fn methods_stand_by_network_and_keep_their_colour_in_every_group() {
         let all = methods_by_network();
-        let groups = comparable(&all, &[&all[0], &all[1]]);
-        assert_eq!(groups.len(), 1, "a single measurement has no counterpart");
-        let places = placed(&groups[0]);
-        let places = places
+        let bars = bars(&[], &all.iter().skip(1).collect::<Vec<_>>());
+        let bars = bars
             .iter()
-            .map(|place| (place.group.as_str(), place.name.as_str(), place.style));
+            .map(|bar| (bar.group.as_str(), bar.label.as_str(), bar.style));
         // The launcher follows from the network, so no name contains it.
         let expected = [
-            ("machine", "allreduce", 0),
-            ("slow", "allreduce", 0),
-            ("slow", "ring", 1),
-            ("fast", "allreduce", 0),
-            ("fast", "ring", 1),
+            ("machine", "allreduce", Some(0)),
+            ("slow", "allreduce", Some(0)),
+            ("slow", "ring", Some(1)),
+            ("fast", "allreduce", Some(0)),
+            ("fast", "ring", Some(1)),
         ];
-        assert_eq!(places.collect::<Vec<_>>(), expected);
+        assert_eq!(bars.collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn measurements_that_differ_in_one_setting_have_no_groups() {
-        let all = [
-            measured(2, &[("dtype", "f32")]),
-            measured(2, &[("dtype", "bf16")]),
-        ];
-        let places = placed(&all.iter().collect::<Vec<_>>());
-        let names = places
+        let two = ["f32", "bf16"].map(|dtype| measured(2, &[("dtype", dtype)]));
+        let bars = bars(&[], &two.iter().collect::<Vec<_>>());
+        let names = bars
             .iter()
-            .map(|place| (place.group.as_str(), place.name.as_str()));
+            .map(|bar| (bar.group.as_str(), bar.label.as_str()));
         assert_eq!(names.collect::<Vec<_>>(), [("", "f32"), ("", "bf16")]);
     }
 
     #[test]
     fn measurements_that_lines_show_and_those_outside_studies_have_no_bars() {
+        let figures = |measurements: &[Measurement]| -> Vec<String> {
+            let sources = Sources::default();
+            let facts = Facts {
+                measurements: measurements.to_vec(),
+                ..Facts::new(&sources, None)
+            };
+            let mut section = Section {
+                id: "",
+                heading: "",
+                contents: Vec::new(),
+            };
+            throughput(&facts, &mut section);
+            let contents = section.contents.into_iter();
+            let id = |content| match content {
+                Content::Figure(figure) => Some(figure.id),
+                _ => None,
+            };
+            contents.filter_map(id).collect()
+        };
         let mut all = methods_by_network();
-        assert!(comparable(&all, &all.iter().collect::<Vec<_>>()).is_empty());
-        all.iter_mut()
-            .for_each(|one| drop(one.settings.remove("study")));
-        assert!(comparable(&all, &[]).is_empty());
+        assert_eq!(figures(&all), ["throughput", "efficiency"]);
+        assert_eq!(figures(&all[1..]), ["side-by-side"]);
+        for one in &mut all {
+            one.settings.remove("study");
+            one.scaling = "none".to_owned();
+        }
+        assert_eq!(figures(&all), [""; 0]);
     }
 }

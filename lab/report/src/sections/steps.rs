@@ -1,82 +1,97 @@
 //! Time of a step by phase, and the staleness of asynchronous updates.
 //!
 //! In: runs, traces, measurements. Out: stacked bars in milliseconds per step; histograms.
-//! Invariant: a bar is a mean over the steps of one rank; communication is only the time that the step waited.
+//! Invariant: a bar is a mean over the steps of one rank. Communication is only the time that the step
+//! waited.
 
-use super::{Facts, parts, suffix};
-use crate::chart::{Axis, Bar, BarPlot, Plot};
-use crate::document::{Content, Figure};
-use crate::measurements::PHASES;
-use crate::sources::{Run, Trace};
-use records::{RankSeconds, Seconds, Spread};
-use std::collections::BTreeMap;
+use super::Facts;
+use crate::chart::{Axis, Bar, Marks};
+use crate::document::Section;
+use crate::sources::Run;
+use records::{AttemptRecord, RankSeconds, Seconds, Spread};
 
-/// Bars of cells in one figure.
-const MOST_CELLS: usize = 16;
+const PHASES: [&str; 6] = [
+    "data",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "other",
+];
 
 /// Most ranks of a run or trace that are drawn.
 const MOST_RANKS: usize = 64;
 
 const COMMUNICATION: &str = "Communication is the time that the step waited; communication hidden behind the backward pass is not part of it.";
 
-/// Names of the phases in a trace, in the order of [`PHASES`] without the last.
-const TRACED: [&str; PHASES.len() - 1] = [
-    "input",
-    "forward",
-    "backward",
-    "exposed communication",
-    "optimizer",
-];
-
-pub(super) fn step_time(facts: &Facts<'_>) -> Vec<Content> {
-    let sources = facts.sources;
-    let mut figures = Vec::new();
-    for (index, run) in sources.runs.iter().enumerate() {
-        figures.extend(of_run(run, &suffix(index, sources.runs.len())));
+pub(super) fn step_time(facts: &Facts<'_>, section: &mut Section) {
+    for run in &facts.sources.runs {
+        let summary = run.summary.as_ref();
+        let ranks = summary.map_or(&[][..], |summary| &summary.rank_seconds);
+        let title = format!("Step time of {}", run.label);
+        if ranks.iter().any(|rank| rank.num_steps > 0) {
+            let caption = "Mean over all steps of the last session, warm-up included.";
+            of_ranks(section, "step-time", &title, caption, ranks);
+        } else if let Some(rank) = of_epochs(run) {
+            let caption = "Mean over all steps of the recorded epochs, warm-up included; the metrics contain rank 0 only.";
+            of_ranks(section, "step-time", &title, caption, &[rank]);
+        }
     }
-    for (index, (name, trace)) in sources.traces.iter().enumerate() {
-        figures.extend(of_trace(name, trace, &suffix(index, sources.traces.len())));
+    for (name, ranks) in &facts.sources.traces {
+        let title = format!("Step time in {name}");
+        let caption = "Mean over the steps in the trace, without the time between its phases.";
+        of_ranks(section, "step-time-trace", &title, caption, ranks);
     }
     let cells = facts.measurements.iter().filter_map(|one| {
-        let phases: Vec<_> = one
-            .repetitions
-            .iter()
-            .filter_map(|one| one.phases_ms)
-            .collect();
+        let phases: Vec<_> = one.attempts.iter().filter_map(phases).collect();
         let median = |phase: usize| Spread::of(phases.iter().map(|phases| phases[phase]));
         let medians =
             std::array::from_fn(|phase| median(phase).map_or(0.0, |spread| spread.median));
-        (!phases.is_empty()).then(|| stacked(facts.name_of(one), medians))
+        let name = facts.cell_name(&one.id, one.setting("study"));
+        (!phases.is_empty()).then(|| stacked(name, medians))
     });
-    let cells: Vec<Bar> = cells.collect();
-    for (suffix, part) in parts(&cells, MOST_CELLS) {
-        let caption = format!(
-            "The slowest rank of every cell; each phase is the median of the repetitions. {COMMUNICATION} {}",
-            facts.speed_words()
-        );
-        let title = "Step time of the slowest rank".to_owned();
-        figures.push(figure(
-            format!("step-time-cells{suffix}"),
-            title,
-            caption,
-            part.to_vec(),
-        ));
-    }
-    figures.into_iter().map(Content::Figure).collect()
+    let caption = format!(
+        "The slowest rank of every cell; each phase is the median of the repetitions. {COMMUNICATION} {}",
+        facts.speed_words()
+    );
+    draw(
+        section,
+        ["step-time-cells", "Step time of the slowest rank", &caption],
+        &cells.collect::<Vec<Bar>>(),
+    );
 }
 
-fn figure(id: String, title: String, caption: String, bars: Vec<Bar>) -> Figure {
-    let plot = BarPlot {
-        x: Axis::from_zero("milliseconds per step"),
-        parts: PHASES.to_vec(),
-        bars,
+fn draw(section: &mut Section, words: [&str; 3], bars: &[Bar]) {
+    section.bars(words, "milliseconds per step", &PHASES, bars);
+}
+
+fn of_ranks(section: &mut Section, id: &str, title: &str, caption: &str, ranks: &[RankSeconds]) {
+    let bar = |rank: &RankSeconds| {
+        let seconds = [
+            rank.data,
+            rank.forward,
+            rank.backward,
+            rank.communication,
+            rank.optimizer,
+            rank.other,
+        ];
+        let label = match rank.node.as_str() {
+            "" => format!("rank {}", rank.rank),
+            node => format!("rank {} on {node}", rank.rank),
+        };
+        stacked(
+            label,
+            seconds.map(|seconds| 1e3 * seconds / rank.num_steps as f64),
+        )
     };
-    Figure {
-        id,
-        title,
-        caption,
-        plot: Plot::Bars(plot),
-    }
+    let active = ranks.iter().filter(|rank| rank.num_steps > 0);
+    let bars: Vec<Bar> = active.take(MOST_RANKS).map(bar).collect();
+    let more = match ranks.len() > MOST_RANKS {
+        true => format!(" The first {MOST_RANKS} of {} ranks.", ranks.len()),
+        false => String::new(),
+    };
+    let caption = format!("{caption}{more} {COMMUNICATION}");
+    draw(section, [id, title, &caption], &bars);
 }
 
 fn stacked(label: String, phases_ms: [f64; PHASES.len()]) -> Bar {
@@ -88,137 +103,73 @@ fn stacked(label: String, phases_ms: [f64; PHASES.len()]) -> Bar {
     }
 }
 
-/// Draws every rank as in the summary; without a summary, rank 0 as in the metrics.
-fn of_run(run: &Run, suffix: &str) -> Option<Figure> {
-    let ranks = run
-        .summary
-        .as_ref()
-        .map(|summary| &summary.rank_seconds[..]);
-    let ranks = ranks.filter(|ranks| ranks.iter().any(|rank| rank.num_steps > 0));
-    let (bars, caption) = match ranks {
-        Some(ranks) => {
-            let bars: Vec<Bar> = ranks.iter().take(MOST_RANKS).map(of_rank).collect();
-            let more = if ranks.len() > bars.len() {
-                format!(" The first {} of {} ranks.", bars.len(), ranks.len())
-            } else {
-                String::new()
-            };
-            (
-                bars,
-                format!("Mean over all steps of the last session, warm-up included.{more}"),
-            )
-        }
-        None => {
-            let bar = of_epochs(run)?;
-            (vec![bar], "Mean over all steps of the recorded epochs, warm-up included; the metrics contain rank 0 only.".to_owned())
-        }
-    };
-    let title = format!("Step time of {}", run.label);
-    Some(figure(
-        format!("step-time{suffix}"),
-        title,
-        format!("{caption} {COMMUNICATION}"),
-        bars,
-    ))
+/// Returns the milliseconds per step of a result of `bench`, whose seconds are those of the measured
+/// steps.
+fn phases(attempt: &AttemptRecord) -> Option<[f64; PHASES.len()]> {
+    let result = &attempt.result;
+    let steps = result["steps"].as_f64().filter(|steps| *steps > 0.0)?;
+    let mut phases = [0.0; PHASES.len()];
+    let (other, named) = phases.split_last_mut()?;
+    for (phase, name) in named.iter_mut().zip(PHASES) {
+        *phase = result["seconds"][name].as_f64()? / steps * 1e3;
+    }
+    let step_ms = result["global_batch_size"].as_f64()? / attempt.images_per_second()? * 1e3;
+    *other = (step_ms - named.iter().sum::<f64>()).max(0.0);
+    Some(phases)
 }
 
-fn of_epochs(run: &Run) -> Option<Bar> {
+/// Returns the time of rank 0 over the epochs whose steps were measured.
+fn of_epochs(run: &Run) -> Option<RankSeconds> {
     let mut num_steps = 0;
     let mut total = Seconds::default();
     // A session that resumed in an evaluation measured no step of its epoch.
-    for epoch in run
-        .epochs
-        .iter()
-        .filter(|epoch| epoch.seconds.step_total() > 0.0)
-    {
+    let epochs = run.epochs.iter();
+    for epoch in epochs.filter(|epoch| epoch.seconds.step_total() > 0.0) {
         num_steps += epoch.num_steps?;
         total += epoch.seconds;
     }
-    let phases = [
-        total.data,
-        total.forward,
-        total.backward,
-        total.communication,
-        total.optimizer,
-        0.0,
-    ];
-    let milliseconds = phases.map(|seconds| seconds / num_steps as f64 * 1e3);
-    (num_steps > 0).then(|| stacked("rank 0".to_owned(), milliseconds))
-}
-
-fn of_rank(rank: &RankSeconds) -> Bar {
-    let seconds = [
-        rank.data,
-        rank.forward,
-        rank.backward,
-        rank.communication,
-        rank.optimizer,
-        rank.other,
-    ];
-    let steps = rank.num_steps.max(1) as f64;
-    let label = format!("rank {} on {}", rank.rank, rank.node);
-    stacked(label, seconds.map(|seconds| seconds / steps * 1e3))
-}
-
-fn of_trace(name: &str, trace: &Trace, suffix: &str) -> Option<Figure> {
-    let bar = |(rank, seconds): (&u64, &BTreeMap<String, f64>)| {
-        let num_steps = *trace.num_steps.get(rank)? as f64;
-        let mut phases = [0.0; PHASES.len()];
-        for (phase, name) in phases.iter_mut().zip(TRACED) {
-            *phase = seconds.get(name).copied().unwrap_or(0.0) / num_steps * 1e3;
-        }
-        let label = trace.names.get(rank).cloned();
-        Some(stacked(
-            label.unwrap_or_else(|| format!("rank {rank}")),
-            phases,
-        ))
-    };
-    let bars: Vec<Bar> = trace
-        .seconds
-        .iter()
-        .filter_map(bar)
-        .take(MOST_RANKS)
-        .collect();
-    let caption = format!(
-        "Mean over the steps in the trace, without the time between its phases. {COMMUNICATION}"
-    );
-    let title = format!("Step time in {name}");
-    (!bars.is_empty()).then(|| figure(format!("step-time-trace{suffix}"), title, caption, bars))
+    Some(RankSeconds {
+        num_steps,
+        data: total.data,
+        forward: total.forward,
+        backward: total.backward,
+        communication: total.communication,
+        optimizer: total.optimizer,
+        ..RankSeconds::default()
+    })
 }
 
 /// Draws how many updates used gradients of parameters that a number of other updates had changed.
-pub(super) fn staleness(facts: &Facts<'_>) -> Vec<Content> {
-    let runs = &facts.sources.runs;
-    let histogram = |(index, run): (usize, &Run)| {
-        let counts = run.summary.as_ref()?.staleness.as_ref()?;
+pub(super) fn staleness(facts: &Facts<'_>, section: &mut Section) {
+    for run in &facts.sources.runs {
+        let summary = run.summary.as_ref();
+        let counts = summary.and_then(|summary| summary.staleness.as_ref());
+        let counts = counts.map_or(&[][..], Vec::as_slice);
         let total = counts
             .iter()
-            .fold(0_u64, |total, count| total.saturating_add(*count));
-        if total == 0 {
-            return None;
-        }
-        let weighted = counts
-            .iter()
-            .enumerate()
-            .map(|(at, count)| at as f64 * *count as f64);
+            .fold(0, |sum: u64, count| sum.saturating_add(*count));
+        let numbered = || (0..).zip(counts);
+        let weighted = numbered().map(|(at, count): (u64, _)| at as f64 * *count as f64);
         let mean = weighted.sum::<f64>() / total as f64;
-        let bar = |(at, count): (usize, &u64)| Bar::of(at.to_string(), Spread::of([*count as f64]));
-        let bars = counts.iter().enumerate().map(bar).collect();
-        Some(Content::Figure(Figure {
-            id: format!("staleness{}", suffix(index, runs.len())),
-            title: format!("Staleness of {}", run.label),
-            caption: format!(
-                "{} updates of the servers, by the number of other updates since the gradient's parameters were read; mean {mean:.2}. All steps of the last session, warm-up included.",
-                records::grouped(total)
-            ),
-            plot: Plot::Bars(BarPlot {
-                x: Axis::whole("updates"),
-                parts: Vec::new(),
-                bars,
-            }),
-        }))
-    };
-    runs.iter().enumerate().filter_map(histogram).collect()
+        if total == 0 {
+            continue;
+        }
+        let bars = numbered()
+            .map(|(at, count): (u64, _)| Bar::of(at.to_string(), Spread::of([*count as f64])));
+        let caption = format!(
+            "{} updates of the servers, by the number of other updates since the gradient's parameters were read; mean {mean:.2}. All steps of the last session, warm-up included.",
+            records::grouped(total)
+        );
+        section.figure(
+            [
+                "staleness",
+                &format!("Staleness of {}", run.label),
+                &caption,
+            ],
+            Axis::whole("updates"),
+            Marks::Bars(Vec::new(), bars.collect()),
+        );
+    }
 }
 
 #[cfg(test)]
@@ -228,8 +179,7 @@ mod tests {
 
     #[test]
     fn a_resumed_epoch_counts_the_steps_of_the_session_that_ended_it() {
-        let epoch = |step, num_steps, forward| EpochRecord {
-            step,
+        let epoch = |num_steps, forward| EpochRecord {
             num_steps: Some(num_steps),
             seconds: Seconds {
                 forward,
@@ -242,12 +192,12 @@ mod tests {
                 epochs: epochs.to_vec(),
                 ..Run::default()
             };
-            of_epochs(&run).map(|bar| bar.values[1])
+            of_epochs(&run).map(|rank| (rank.forward, rank.num_steps))
         };
-        assert_eq!(forward(&[epoch(10, 4, 1.0)]), Some(250.0));
-        let not_measured = epoch(20, 10, 0.0);
-        let epochs = [epoch(10, 10, 1.0), not_measured.clone(), epoch(30, 10, 3.0)];
-        assert_eq!(forward(&epochs), Some(200.0));
-        assert_eq!(forward(&[not_measured]), None);
+        assert_eq!(forward(&[epoch(4, 1.0)]), Some((1.0, 4)));
+        let not_measured = epoch(10, 0.0);
+        let epochs = [epoch(10, 1.0), not_measured.clone(), epoch(10, 3.0)];
+        assert_eq!(forward(&epochs), Some((4.0, 20)));
+        assert_eq!(forward(&[not_measured]), Some((0.0, 0)));
     }
 }

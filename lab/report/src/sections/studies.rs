@@ -1,110 +1,108 @@
 //! Overview of all inputs, warnings, and the raw records of studies.
 //!
-//! In: everything. Out: tables of studies, runs, comparisons and predictions; every attempt, the study file.
-//! Invariant: the warnings name everything that was left out; disturbed and failed attempts are listed and marked.
+//! In: everything. Out: tables of studies, runs, comparisons and predictions; every attempt, the study
+//! file.
+//! Invariant: the warnings name everything that was left out. Disturbed and failed attempts are listed
+//! and marked.
 
-use super::{Facts, suffix};
-use crate::document::{Cell, Content, NamedRow, Table, mebibytes, number, percent, row};
-use crate::sources::{Predictions, Run, StudyFolder, is_judged};
-use records::{AttemptRecord, Comparison, EpochRecord, OtherCores, Status, StudyCell};
+use super::Facts;
+use crate::document::{Cell, Content, NamedRow, Section, mebibytes, number, percent, row};
+use crate::sources::{Predictions, Run, StudyFolder};
+use records::{AttemptRecord, Comparison, EpochRecord, OtherCores, Status};
 
 /// Reason for attempts whose disturbance is unknown.
 const WHY_NOT_JUDGED: &str = "the quiet check was off (--no-quiet-check), or the attempt ran where the machine was not watched, as on Slurm nodes";
 
-pub(super) fn summary(facts: &Facts<'_>) -> Vec<Content> {
+pub(super) fn summary(facts: &Facts<'_>, section: &mut Section) {
     let sources = facts.sources;
-    let mut contents = Vec::new();
     for study in &sources.studies {
         let plan = &study.plan;
-        let title = if plan.title.is_empty() {
-            &plan.name
-        } else {
-            &plan.title
+        let title = match plan.title.as_str() {
+            "" => &plan.name,
+            title => title,
         };
-        contents.push(Content::Paragraph(
-            format!("{title}. {}", plan.about).trim().to_owned(),
-        ));
+        section.text(format!("{title}. {}", plan.about).trim());
     }
-    let mut remarks = sources.remarks.clone();
+    for remark in &sources.remarks {
+        section.warn(remark);
+    }
     for run in &sources.runs {
-        remarks.extend(
-            run.remarks
-                .iter()
-                .map(|remark| format!("{}: {remark}", run.label)),
-        );
+        for remark in &run.remarks {
+            section.warn(format!("{}: {remark}", run.label));
+        }
     }
-    remarks.extend(sources.studies.iter().flat_map(warnings));
-    remarks.extend(facts.ignored_targets.clone());
-    contents.extend(remarks.into_iter().map(Content::Warning));
+    for study in &sources.studies {
+        warn(facts, study, section);
+    }
     let studies = sources.studies.iter().enumerate();
-    let files = format!("Files of predictions: {}", sources.predictions.len());
-    let tables = [
-        Table::new(
-            "studies",
-            "Studies",
-            studies.map(|(index, study)| of_study(facts, index, study)),
-        ),
-        Table::new("runs", "Training runs", sources.runs.iter().map(of_run)),
-        Table::new(
-            "comparisons",
-            "Comparisons",
-            sources.comparisons.iter().map(of_comparison),
-        ),
-        Table::new(
-            "prediction-files",
-            "Predictions",
-            sources.predictions.iter().map(of_predictions),
-        )
-        .folded(files),
-    ];
-    contents.extend(tables.into_iter().filter_map(Content::table));
-    contents
+    section.table(
+        "studies",
+        "Studies",
+        studies.map(|(index, study)| of_study(facts, index + 1, study)),
+    );
+    section.table("runs", "Training runs", sources.runs.iter().map(of_run));
+    let comparisons = sources.comparisons.iter();
+    section.table("comparisons", "Comparisons", comparisons.map(of_comparison));
+    section.folded_table(
+        "prediction-files",
+        format!("Files of predictions: {}", sources.predictions.len()),
+        sources.predictions.iter().map(of_predictions),
+    );
 }
 
-fn has_status(status: Status) -> impl Fn(&&AttemptRecord) -> bool {
-    move |record| record.status == status
+/// Returns true if the use of the CPUs by others was compared with a limit, or the attempt failed.
+fn is_judged(attempt: &AttemptRecord) -> bool {
+    let quiet = attempt.quiet.unwrap_or_default();
+    attempt.status != Status::Ok || quiet.limit_cores.is_some() && quiet.during.is_some()
 }
 
-fn warnings(study: &StudyFolder) -> Vec<String> {
-    let counted = study.counted();
-    let records = || counted.iter().map(|(_, record)| *record);
-    let disturbed = records().filter(has_status(Status::Disturbed)).count();
-    let unjudged = records().filter(|record| !is_judged(record)).count();
-    let is_missing = |cell: &&StudyCell| !counted.iter().any(|(other, _)| other.id == cell.id);
-    let missing = study
-        .plan
-        .cells
-        .iter()
-        .filter(is_missing)
-        .map(|cell| cell.id.as_str());
-    let missing: Vec<&str> = missing.collect();
-    let name = &study.plan.name;
+fn warn(facts: &Facts<'_>, study: &StudyFolder, section: &mut Section) {
+    let plan = &study.plan;
+    let name = &plan.name;
+    let counted = plan.counted(&study.attempts);
     let all = counted.len();
-    let mut warnings = Vec::new();
+    let attempts = counted.iter().map(|(_, attempt)| attempt);
+    let disturbed = attempts
+        .clone()
+        .filter(|one| one.status == Status::Disturbed)
+        .count();
     if disturbed > 0 {
-        warnings.push(format!("{name}: {disturbed} of {all} measurements count although the machine was not quiet; they are marked"));
+        section.warn(format!("{name}: {disturbed} of {all} measurements count although the machine was not quiet; they are marked"));
     }
+    let unjudged = attempts.filter(|one| !is_judged(one)).count();
     if unjudged > 0 {
-        warnings.push(format!(
+        section.warn(format!(
             "{name}: {unjudged} of {all} measurements were not judged: {WHY_NOT_JUDGED}"
         ));
     }
+    let mut missing: Vec<&str> = plan.cells.iter().map(|cell| cell.id.as_str()).collect();
+    missing.retain(|id| !counted.iter().any(|(cell, _)| cell.id == *id));
     if !missing.is_empty() {
-        let cells = study.plan.cells.len();
-        warnings.push(format!(
-            "{name}: {} of {cells} cells have no measurement: {}",
+        section.warn(format!(
+            "{name}: {} of {} cells have no measurement: {}",
             missing.len(),
+            plan.cells.len(),
             missing.join(", ")
         ));
     }
-    warnings
+    if let (Some(used), Some(own), false) = (
+        facts.target_accuracy,
+        plan.target_accuracy,
+        facts.is_target_given,
+    ) && used != own
+    {
+        section.warn(format!(
+            "{name}: runs are compared with the target accuracy {used}, not with {own}; choose one with --target-accuracy, or write one report per target"
+        ));
+    }
 }
 
-fn of_study(facts: &Facts<'_>, index: usize, study: &StudyFolder) -> NamedRow {
+fn of_study(facts: &Facts<'_>, number_of_study: usize, study: &StudyFolder) -> NamedRow {
+    let name = number_of_study.to_string();
     let of_study = facts
         .measurements
         .iter()
-        .filter(|one| one.is_of_study(index + 1));
+        .filter(|one| one.setting("study") == name);
     let fastest = of_study
         .filter_map(|one| Some((one.speed()?.median, &one.id)))
         .max_by(|a, b| a.0.total_cmp(&b.0));
@@ -124,7 +122,7 @@ fn of_study(facts: &Facts<'_>, index: usize, study: &StudyFolder) -> NamedRow {
         "attempts" => study.attempts.len(),
         "fastest, images/s" => number(fastest.map(|(speed, _)| speed), 1),
         "its cell" => fastest.map(|(_, cell)| cell),
-        "number" => facts.has_several_studies().then_some(index + 1),
+        "number" => facts.has_several_studies().then_some(number_of_study),
     ]
 }
 
@@ -142,16 +140,13 @@ fn of_run(run: &Run) -> NamedRow {
         .map(|(_, scores)| scores.top1);
     let test = tested.map(|test| test.scores.top1).or(last_test);
     let manifest = run.manifest();
-    let batch = run
-        .setting("batch.global-batch-size")
-        .and_then(|batch| batch.parse::<u64>().ok());
     let seconds = run
         .progress()
         .last()
         .copied()
         .flatten()
         .map(|(_, seconds)| seconds);
-    let sessions_on = run.by_session(|manifest| manifest.launch.ranks.to_string());
+    let sessions_on = run.ranks_by_session();
     let ranks = match sessions_on.contains(',') {
         true => Cell::from(sessions_on),
         false => Cell::from(run.ranks()),
@@ -163,7 +158,7 @@ fn of_run(run: &Run) -> NamedRow {
         "data" => manifest.map(|manifest| &manifest.dataset.name),
         "ranks" => ranks,
         "sessions" => run.manifests.len(),
-        "global batch" => batch,
+        "global batch" => run.global_batch_size(),
         "epochs" => run.epochs.len(),
         "images/s" => number(run.images_per_second(), 1),
         "evaluated on" => evaluated.map(|(split, _)| split),
@@ -195,7 +190,7 @@ fn of_comparison(comparison: &Comparison) -> NamedRow {
 }
 
 fn of_predictions(predictions: &Predictions) -> NamedRow {
-    let file = &predictions.file;
+    let file = predictions.file();
     row![
         "prediction" => &predictions.label,
         "created" => &file.created,
@@ -216,72 +211,43 @@ fn short(commit: &str) -> &str {
     if is_hash { &commit[..12] } else { commit }
 }
 
-pub(super) fn attempts(facts: &Facts<'_>) -> Vec<Content> {
-    let studies = &facts.sources.studies;
-    let suffixed = studies
-        .iter()
-        .enumerate()
-        .map(|(index, study)| (study, suffix(index, studies.len())));
-    suffixed
-        .flat_map(|(study, suffix)| attempts_of(study, &suffix))
-        .collect()
-}
-
-fn attempts_of(study: &StudyFolder, suffix: &str) -> Vec<Content> {
-    let counted = study.counted();
-    let counts = |record| {
-        counted
-            .iter()
-            .any(|(_, other)| std::ptr::eq(*other, record))
-    };
-    let rows = study
-        .attempts
-        .iter()
-        .map(|record| of_attempt(record, counts(record)));
-    let plan = &study.plan;
-    let title = format!("Every attempt of {}", plan.name);
-    let attempts = Table::new(format!("records{suffix}"), &title, rows).folded(&title);
-    let title = format!("Cells of {}", plan.name);
-    let cell = |cell: &StudyCell| {
-        row![
-            "cell" => &cell.id,
-            "kind" => &cell.kind,
-            "repetitions" => cell.repetitions,
-            "arguments" => cell.arguments.join(" "),
-        ]
-    };
-    let cells = Table::new(
-        format!("cells{suffix}"),
-        &title,
-        plan.cells.iter().map(cell),
-    )
-    .folded(&title);
-    let count = |status| study.attempts.iter().filter(has_status(status)).count();
-    let mut words = format!(
-        "{}: {} attempts for {} cells; {} disturbed, {} failed. An attempt is disturbed when other programs, or other machines on the same host, used more CPUs than the limit during it.",
-        plan.name,
-        study.attempts.len(),
-        plan.cells.len(),
-        count(Status::Disturbed),
-        count(Status::Failed)
-    );
-    let unjudged = study
-        .attempts
-        .iter()
-        .filter(|record| !is_judged(record))
-        .count();
-    if unjudged > 0 {
-        words.push_str(&format!(" {unjudged} were not judged: {WHY_NOT_JUDGED}."));
-    }
-    let mut contents = vec![Content::Paragraph(words)];
-    contents.extend([attempts, cells].into_iter().filter_map(Content::table));
-    if !plan.toml.is_empty() {
-        contents.push(Content::FoldedText(
-            format!("Study file of {}", plan.name),
-            plan.toml.clone(),
+pub(super) fn attempts(facts: &Facts<'_>, section: &mut Section) {
+    for study in &facts.sources.studies {
+        let attempts = &study.attempts;
+        let plan = &study.plan;
+        let name = &plan.name;
+        let count = |status| attempts.iter().filter(|one| one.status == status).count();
+        let unjudged = attempts.iter().filter(|one| !is_judged(one)).count();
+        let unjudged = match unjudged {
+            0 => String::new(),
+            count => format!(" {count} were not judged: {WHY_NOT_JUDGED}."),
+        };
+        section.text(format!(
+            "{name}: {} attempts for {} cells; {} disturbed, {} failed. An attempt is disturbed when other programs, or other machines on the same host, used more CPUs than the limit during it.{unjudged}",
+            attempts.len(),
+            plan.cells.len(),
+            count(Status::Disturbed),
+            count(Status::Failed)
         ));
+        let counted = plan.counted(attempts);
+        let counts = |one| counted.iter().any(|(_, other)| std::ptr::eq(*other, one));
+        let rows = attempts.iter().map(|one| of_attempt(one, counts(one)));
+        section.folded_table("records", format!("Every attempt of {name}"), rows);
+        let cells = plan.cells.iter().map(|cell| {
+            row![
+                "cell" => &cell.id,
+                "kind" => &cell.kind,
+                "repetitions" => cell.repetitions,
+                "arguments" => cell.arguments.join(" "),
+            ]
+        });
+        section.folded_table("cells", format!("Cells of {name}"), cells);
+        if !plan.toml.is_empty() {
+            let summary = format!("Study file of {name}");
+            let text = Content::FoldedText(summary, plan.toml.clone());
+            section.contents.push(text);
+        }
     }
-    contents
 }
 
 fn of_attempt(record: &AttemptRecord, counts: bool) -> NamedRow {

@@ -1,25 +1,28 @@
 //! Inputs of a report, read from disk.
 //!
-//! In: paths of any kind, recognised by their contents. Out: [`Sources`]. Invariant: a torn or missing file is left out
-//! with a remark; unknown fields are ignored.
+//! In: paths of any kind, recognised by their contents. Out: [`Sources`].
+//! Invariant: a torn or missing file is left out with a remark. Unknown fields are ignored.
 
-mod prediction;
 mod run;
 mod trace;
 
-pub(crate) use prediction::{Predictions, Round};
 pub(crate) use run::{Run, RunGroup};
-pub(crate) use trace::Trace;
 
 use crate::Refusal;
-use anyhow::{Context, Result, ensure};
-use records::{AttemptRecord, Comparison, NetbenchResult, STUDY_SCHEMA, Status, Study, StudyCell};
+use anyhow::{Context, Result, anyhow, ensure};
+use records::{
+    AttemptRecord, Comparison, NetbenchResult, PREDICTION_SCHEMA, PredictionFile, RankSeconds,
+    STUDY_SCHEMA, Study, StudyCell,
+};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// All inputs of a report; a study's runs, comparisons, predictions and networks are among the others.
+/// All inputs of a report. The runs, comparison, predictions and networks of a study are among the
+/// others.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub(crate) runs: Vec<Run>,
@@ -28,20 +31,47 @@ pub(crate) struct Sources {
     pub(crate) predictions: Vec<Predictions>,
     /// Measurements of a network, by name.
     pub(crate) networks: Vec<(String, NetbenchResult)>,
-    pub(crate) traces: Vec<(String, Trace)>,
+    /// Time of every rank in the steps of a trace, by name.
+    pub(crate) traces: Vec<(String, Vec<RankSeconds>)>,
     /// Warnings about everything that was left out.
     pub(crate) remarks: Vec<String>,
 }
 
 /// A study with its attempts in the order of time.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct StudyFolder {
     pub(crate) plan: Study,
     pub(crate) attempts: Vec<AttemptRecord>,
-    pub(crate) directory: PathBuf,
+}
+
+/// Predictions of one file, or of one file for each repetition of a cell.
+#[derive(Debug, Default)]
+pub(crate) struct Predictions {
+    /// Name in the report.
+    pub(crate) label: String,
+    /// Number, from 1, of the study that contains the files.
+    pub(crate) study: Option<usize>,
+    /// Files in the order of their first predicted speed.
+    pub(crate) files: Vec<PredictionFile>,
+}
+
+impl Predictions {
+    /// Returns the file with the median speed.
+    pub(crate) fn file(&self) -> &PredictionFile {
+        &self.files[self.files.len() / 2]
+    }
 }
 
 const EXPECTED: &str = "a run's or study's directory, a prediction, a file of netbench or a trace";
+
+fn refusal(expected: &str, got: String) -> anyhow::Error {
+    let refusal = Refusal {
+        option: "DIR",
+        expected: expected.to_owned(),
+        got,
+    };
+    refusal.into()
+}
 
 impl Sources {
     /// Reads all paths.
@@ -50,29 +80,41 @@ impl Sources {
     /// A [`Refusal`] if a path is of no known kind or is given twice; when it cannot be read.
     pub(crate) fn read(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut sources = Self::default();
-        let mut known: Vec<(PathBuf, &Path)> = Vec::new();
+        let mut known: BTreeMap<PathBuf, &Path> = BTreeMap::new();
         for path in paths.iter().map(AsRef::as_ref) {
-            let place = place(path);
-            if let Some((_, first)) = known.iter().find(|(other, _)| *other == place) {
+            if let Some(first) = known.insert(place(path), path) {
                 let paths = format!("{} and {}", first.display(), path.display());
                 let got = format!("{paths}, which are the same; remove one");
-                let expected = "each input once".to_owned();
-                return Err(Refusal {
-                    option: "DIR",
-                    expected,
-                    got,
-                }
-                .into());
+                return Err(refusal("each input once", got));
             }
-            known.push((place, path));
-            sources.add(path)?;
+            let refused = |problem: &str| {
+                let got = format!("{}, {problem}", path.display());
+                refusal(EXPECTED, got)
+            };
+            if !path.exists() {
+                return Err(refused("which does not exist"));
+            } else if path.join("study.json").is_file() {
+                sources.add_study(path)?;
+            } else if Run::is_in(path) {
+                sources.runs.push(Run::read(path)?);
+            } else if path.is_dir() {
+                let problem = "without study.json, run.toml, manifest.json and metrics.jsonl";
+                return Err(refused(problem));
+            } else {
+                let text = read_to_string(path)?;
+                let value = serde_json::from_str(&text)
+                    .map_err(|error| refused(&format!("which is not JSON: {error}")))?;
+                if !sources.add_file(path, value)? {
+                    return Err(refused("which is JSON of another kind"));
+                }
+            }
         }
-        sources.name_runs_apart();
+        sources.name_by_directories();
         Ok(sources)
     }
 
     /// Names runs of the same name by their directories.
-    fn name_runs_apart(&mut self) {
+    fn name_by_directories(&mut self) {
         let labels: Vec<String> = self.runs.iter().map(|run| run.label.clone()).collect();
         for run in &mut self.runs {
             if labels.iter().filter(|label| **label == run.label).count() > 1 {
@@ -81,88 +123,57 @@ impl Sources {
         }
     }
 
-    fn add(&mut self, path: &Path) -> Result<()> {
-        let refuse = |problem: &str| -> Result<()> {
-            let got = format!("{}, {problem}", path.display());
-            Err(Refusal {
-                option: "DIR",
-                expected: EXPECTED.to_owned(),
-                got,
-            }
-            .into())
-        };
-        if !path.exists() {
-            return refuse("which does not exist");
+    /// Adds a file. Returns false if its kind is unknown.
+    fn add_file(&mut self, path: &Path, value: Value) -> Result<bool> {
+        let context = || path.display().to_string();
+        let schema = value["schema"].as_str().unwrap_or_default();
+        if is_of_kind(schema, PREDICTION_SCHEMA) {
+            let file = of_schema(path, value, PREDICTION_SCHEMA, &mut self.remarks)?;
+            self.predictions.push(Predictions {
+                label: name(path),
+                study: None,
+                files: vec![file],
+            });
+        } else if is_of_kind(schema, STUDY_SCHEMA) {
+            self.add_study(path.parent().unwrap_or(Path::new(".")))?;
+        } else if value["point_to_point"].is_array() {
+            let network = serde_json::from_value(value).with_context(context)?;
+            self.networks.push((context(), network));
+        } else if let Some(ranks) = trace::ranks(&value) {
+            self.traces.push((name(path), ranks));
+        } else {
+            return Ok(false);
         }
-        if path.is_dir() {
-            if path.join("study.json").is_file() {
-                return self.add_study(path);
-            }
-            if !Run::is_in(path) {
-                return refuse("which has no study.json, run.toml, manifest.json or metrics.jsonl");
-            }
-            self.runs.push(Run::read(path)?);
-            return Ok(());
-        }
-        let text = records::file::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let value: Value = match serde_json::from_str(&text) {
-            Ok(value) => value,
-            Err(error) => return refuse(&format!("which is no JSON: {error}")),
-        };
-        match value["schema"]
-            .as_str()
-            .and_then(|schema| schema.split_once('/'))
-        {
-            Some(("lockstep.prediction", _)) => {
-                self.predictions
-                    .push(Predictions::read(path, &mut self.remarks)?);
-            }
-            Some(("lockstep.study", _)) => {
-                self.add_study(path.parent().unwrap_or(Path::new(".")))?
-            }
-            _ if value["point_to_point"].is_array() => {
-                let network =
-                    records::from_value(value).with_context(|| path.display().to_string())?;
-                self.networks.push((network_name(path), network));
-            }
-            _ if Trace::is_one(&value) => self.traces.push((name(path), Trace::from_value(&value))),
-            _ => return refuse("which is JSON of another kind"),
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// Adds a study with its runs, networks, predictions and comparison.
     fn add_study(&mut self, directory: &Path) -> Result<()> {
-        let mut study = StudyFolder::read(directory, &mut self.remarks)?;
+        let path = directory.join("study.json");
+        let plan = of_schema(&path, read_json(&path)?, STUDY_SCHEMA, &mut self.remarks)?;
+        let attempts = read_lines(&directory.join("records.jsonl"), &mut self.remarks)?;
+        let mut study = StudyFolder { plan, attempts };
         let number = self.studies.len() + 1;
-        for (cell, record) in study.counted() {
+        for (cell, attempt) in study.plan.counted(&study.attempts) {
             if !is_training(cell) {
                 continue;
             }
-            let place = directory.join(&record.directory);
-            let label = repeated(&cell.id, cell, record);
+            let place = directory.join(&attempt.directory);
+            let label = match cell.repetitions {
+                0 | 1 => cell.id.clone(),
+                _ => format!("{} #{}", cell.id, attempt.repetition),
+            };
             let added = match cell.kind.as_str() {
                 "train" => self.add_run_of(cell, number, &label, &place.join("run")),
-                "netbench" => {
-                    let name = study.network_of(cell, record);
-                    read_json(&place.join("network.json")).map(|network| {
-                        // Another study may have measured a network of the same name.
-                        let study = if number > 1 {
-                            format!(", study {number}")
-                        } else {
-                            String::new()
-                        };
-                        self.networks.push((name + &study, network));
-                    })
-                }
+                "netbench" => read_json(&place.join("network.json"))
+                    .map(|network| self.networks.push((label.clone(), network))),
                 _ => Ok(()),
             };
             if let Err(error) = added {
                 self.remarks.push(format!("{label}: {error:#}"));
             }
         }
-        self.add_predictions(&study, number);
+        self.add_predictions(directory, &study.plan, number);
         let comparison = Comparison::of(&study.plan, &study.attempts);
         self.comparisons.extend(comparison);
         // Sections about training show Lockstep's cells only.
@@ -180,10 +191,10 @@ impl Sources {
         label: &str,
         directory: &Path,
     ) -> Result<()> {
-        let place = directory.display();
         ensure!(
             Run::is_in(directory),
-            "the run's directory {place} is absent, its curves are left out"
+            "the run's directory {} is absent, its curves are left out",
+            directory.display()
         );
         self.runs.push(Run {
             label: label.to_owned(),
@@ -196,74 +207,52 @@ impl Sources {
         Ok(())
     }
 
-    fn add_predictions(&mut self, study: &StudyFolder, number: usize) {
-        let mut read = Vec::new();
-        for path in sorted(&study.directory.join("predictions")) {
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
+    /// Adds the predictions of a study; files for single repetitions of a cell are joined.
+    fn add_predictions(&mut self, directory: &Path, plan: &Study, study: usize) {
+        let mut of_cells: BTreeMap<String, Vec<PredictionFile>> = BTreeMap::new();
+        let entries = fs::read_dir(directory.join("predictions"));
+        let entries = entries.into_iter().flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
+        paths.sort();
+        for path in paths {
+            let read = read_json(&path)
+                .and_then(|value| of_schema(&path, value, PREDICTION_SCHEMA, &mut self.remarks));
+            let mut file: PredictionFile = match read {
+                Ok(file) => file,
+                Err(error) => {
+                    let remark = format!("{error:#}, so it is left out");
+                    self.remarks.push(remark);
+                    continue;
+                }
+            };
+            let first = file.predictions.first();
+            let cell = first.and_then(|first| first.cell.clone());
+            // All studies give the file of a measured network the same name.
+            let planned = plan.cells.iter().find(|one| Some(&one.id) == cell.as_ref());
+            let network = planned.map(|cell| cell.setting("network"));
+            if let Some(network) = network.filter(|network| !network.is_empty()) {
+                file.network.name = network;
             }
-            match Predictions::read(&path, &mut self.remarks) {
-                Ok(file) => read.push(file.in_study(study, number)),
-                Err(error) => self.remarks.push(format!("{error:#}, so it is left out")),
+            match cell.filter(|_| first.is_some_and(|first| first.repetition.is_some())) {
+                Some(cell) => of_cells.entry(cell).or_default().push(file),
+                None => self.predictions.push(Predictions {
+                    label: name(&path),
+                    study: Some(study),
+                    files: vec![file],
+                }),
             }
         }
-        self.predictions.extend(Predictions::merged(read));
-    }
-}
-
-impl StudyFolder {
-    /// Reads a study; without records it has cells only.
-    fn read(directory: &Path, remarks: &mut Vec<String>) -> Result<Self> {
-        let plan = read_with_schema(&directory.join("study.json"), STUDY_SCHEMA, remarks)?;
-        let records = directory.join("records.jsonl");
-        let attempts = if records.exists() {
-            read_lines(&records, remarks)?
-        } else {
-            remarks.push(format!(
-                "{}: no records.jsonl, so nothing was measured",
-                directory.display()
-            ));
-            Vec::new()
-        };
-        Ok(Self {
-            plan,
-            attempts,
-            directory: directory.to_owned(),
-        })
-    }
-
-    /// Returns the attempt that counts of every repetition that has one, in the order of the cells.
-    pub(crate) fn counted(&self) -> Vec<(&StudyCell, &AttemptRecord)> {
-        self.plan.counted(&self.attempts)
-    }
-
-    /// Names the measured network of a cell; by the cell if several cells measure one network.
-    fn network_of(&self, cell: &StudyCell, record: &AttemptRecord) -> String {
-        let network = |cell: &StudyCell| match cell.setting("network") {
-            network if network.is_empty() => cell.id.clone(),
-            network => network,
-        };
-        let is_same =
-            |other: &&StudyCell| other.kind == "netbench" && network(other) == network(cell);
-        match self.plan.cells.iter().filter(is_same).count() {
-            1 => repeated(&network(cell), cell, record),
-            _ => repeated(&cell.id, cell, record),
+        for (label, mut files) in of_cells {
+            let speed = |file: &PredictionFile| file.predictions[0].images_per_second;
+            files.sort_by(|a, b| speed(a).partial_cmp(&speed(b)).unwrap_or(Ordering::Equal));
+            self.predictions.push(Predictions {
+                label,
+                study: Some(study),
+                files,
+            });
         }
     }
-}
-
-/// Adds the number of the repetition to a name if there are several.
-fn repeated(name: &str, cell: &StudyCell, record: &AttemptRecord) -> String {
-    match cell.repetitions {
-        0 | 1 => name.to_owned(),
-        _ => format!("{name} #{}", record.repetition),
-    }
-}
-
-/// Returns true if the use of the CPUs by others was compared with a limit, or the attempt failed.
-pub(crate) fn is_judged(record: &AttemptRecord) -> bool {
-    let quiet = record.quiet.unwrap_or_default();
-    record.status != Status::Ok || quiet.limit_cores.is_some() && quiet.during.is_some()
 }
 
 /// Returns true for Lockstep's cells, and false for cells of other frameworks in a comparison.
@@ -280,81 +269,60 @@ fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns the entries of a folder by name; none if it is absent.
-fn sorted(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
-}
-
 /// Returns the last component of a path.
 fn name(path: &Path) -> String {
-    match path.file_name() {
-        Some(name) => name.to_string_lossy().into_owned(),
-        None => path.display().to_string(),
-    }
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
 }
 
-/// Names a measured network by its file; `network.json`, the same in all studies, by its directory: `CELL` of
-/// `runs/CELL/ATTEMPT/network.json`.
-fn network_name(path: &Path) -> String {
-    let folder = |above: usize| path.ancestors().nth(above).and_then(Path::file_name);
-    let of_folder = match folder(3) {
-        Some(runs) if runs == "runs" => folder(2),
-        _ => folder(1),
-    };
-    match of_folder {
-        Some(folder) if path.ends_with("network.json") => folder.to_string_lossy().into_owned(),
-        _ => name(path),
-    }
+fn read_to_string(path: &Path) -> Result<String> {
+    records::file::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = records::file::read_to_string(path)
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| path.display().to_string())
+    serde_json::from_str(&read_to_string(path)?).with_context(|| path.display().to_string())
 }
 
-/// Reads a file with a schema such as `lockstep.study/1`. A newer version is read as far as it is known.
-fn read_with_schema<T: DeserializeOwned>(
+/// Returns true if a schema such as `lockstep.study/1` is a version of the known one.
+fn is_of_kind(schema: &str, known: &str) -> bool {
+    let kind = |schema: &str| schema.rsplit_once('/').map(|(kind, _)| kind.to_owned());
+    kind(schema) == kind(known)
+}
+
+/// Parses a file with a schema. A newer version is read as far as it is known.
+fn of_schema<T: DeserializeOwned>(
     path: &Path,
+    value: Value,
     known: &str,
     remarks: &mut Vec<String>,
 ) -> Result<T> {
-    let value: Value = read_json(path)?;
-    let schema = value["schema"].as_str().unwrap_or("none");
-    let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
+    let schema = value["schema"].as_str().unwrap_or("none").to_owned();
     let place = path.display();
-    ensure!(
-        kind(schema) == kind(known),
-        "{place}: schema: expected {known}, got {schema}"
-    );
+    if !is_of_kind(&schema, known) {
+        return Err(anyhow!("{place}: schema: expected {known}, got {schema}"));
+    }
     if schema != known {
         remarks.push(format!(
             "{place}: its schema {schema} is not {known}; unknown additions are left out"
         ));
     }
-    records::from_value(value).with_context(|| place.to_string())
+    serde_json::from_value(value).with_context(|| place.to_string())
 }
 
-/// Reads the lines of a file; a remark counts the unreadable ones.
+/// Reads the records of a file; a remark counts the unreadable lines.
 fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Result<Vec<T>> {
-    let bytes =
-        records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text
-        .lines()
-        .filter(|line| !line.trim().is_empty())
+    let place = path.display();
+    let mut lines = records::read_lines(path).with_context(|| format!("cannot read {place}"))?;
+    lines.retain(|line| !line.text.trim().is_empty());
+    let num_lines = lines.len();
+    let records: Vec<T> = lines
+        .into_iter()
+        .filter_map(|line| line.record.ok())
         .collect();
-    let record = |line: &&str| records::from_value(serde_json::from_str(line).ok()?).ok();
-    let records: Vec<T> = lines.iter().filter_map(record).collect();
-    let num_lost = lines.len() - records.len();
+    let num_lost = num_lines - records.len();
     if num_lost > 0 {
-        let place = path.display();
         remarks.push(format!(
-            "{place}: {num_lost} of {} lines cannot be read and are left out",
-            lines.len()
+            "{place}: {num_lost} of {num_lines} lines cannot be read and are left out"
         ));
     }
     Ok(records)
@@ -363,20 +331,6 @@ fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_network_is_called_by_what_tells_it_from_others() {
-        let names = [
-            "a/study/runs/netbench-1gbit/r1a1/network.json",
-            "cluster/network.json",
-            "network.json",
-            "a/ib.json",
-        ];
-        assert_eq!(
-            names.map(|path| network_name(Path::new(path))),
-            ["netbench-1gbit", "cluster", "network.json", "ib.json"]
-        );
-    }
 
     #[test]
     fn runs_of_one_name_are_called_by_their_directories() {
@@ -400,43 +354,28 @@ mod tests {
         fs::create_dir(path("run")).unwrap();
         fs::write(path("run/metrics.jsonl"), "").unwrap();
         for pipe in ["pipe", "run/run.toml", "run/summary.json"] {
-            assert!(
-                std::process::Command::new("mkfifo")
-                    .arg(path(pipe))
-                    .status()
-                    .unwrap()
-                    .success()
-            );
+            let mut make = std::process::Command::new("mkfifo");
+            assert!(make.arg(path(pipe)).status().unwrap().success());
         }
         let error = format!("{:#}", Sources::read(&[path("pipe")]).unwrap_err());
-        assert!(
-            error.contains("expected a regular file, got a folder, pipe or device"),
-            "{error}"
-        );
-        let sources = Sources::read(&[path("run")]).unwrap();
+        let problem = "expected a regular file, got a folder, pipe or device";
+        assert!(error.contains(problem), "{error}");
+        let run = Sources::read(&[path("run")]).unwrap().runs.remove(0);
         for pipe in ["run/run.toml", "run/summary.json"] {
-            let expected = format!(
-                "cannot read {}: expected a regular file",
-                path(pipe).display()
-            );
-            let remarks = &sources.runs[0].remarks;
-            assert!(
-                remarks.iter().any(|remark| remark.starts_with(&expected)),
-                "{remarks:?}"
-            );
+            let pipe = path(pipe);
+            let expected = format!("cannot read {}: expected a regular file", pipe.display());
+            let is_named = |remark: &String| remark.starts_with(&expected);
+            assert!(run.remarks.iter().any(is_named), "{:?}", run.remarks);
         }
     }
 
     #[test]
-    fn an_input_that_is_given_twice_is_refused_whatever_it_is_called() {
+    fn an_input_that_is_given_twice_is_refused_whatever_its_path() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::create_dir_all(path("study/runs")).unwrap();
-        fs::write(
-            path("study/study.json"),
-            r#"{ "schema": "lockstep.study/1" }"#,
-        )
-        .unwrap();
+        let study = r#"{ "schema": "lockstep.study/1" }"#;
+        fs::write(path("study/study.json"), study).unwrap();
         fs::create_dir(path("run")).unwrap();
         fs::write(path("run/run.toml"), "").unwrap();
         for (first, second) in [
@@ -444,21 +383,14 @@ mod tests {
             ("study", "study/study.json"),
             ("run", "run"),
         ] {
-            let refused = Sources::read(&[path(first), path(second)])
-                .unwrap_err()
-                .to_string();
+            let refused = Sources::read(&[path(first), path(second)]).unwrap_err();
             let [first, second] = [first, second].map(|name| path(name).display().to_string());
             let expected = format!(
                 "DIR: expected each input once, got {first} and {second}, which are the same; remove one"
             );
-            assert_eq!(refused, expected);
+            assert_eq!(refused.to_string(), expected);
         }
-        assert_eq!(
-            Sources::read(&[path("study"), path("run")])
-                .unwrap()
-                .runs
-                .len(),
-            1
-        );
+        let sources = Sources::read(&[path("study"), path("run")]).unwrap();
+        assert_eq!(sources.runs.len(), 1);
     }
 }

@@ -1,14 +1,14 @@
 //! The directory of a training run, finished or not.
 //!
-//! In: `run.toml`, `manifest.json` and those of earlier sessions, `metrics.jsonl`, `evaluation.json`, `summary.json`.
-//! Out: [`Run`]. Invariant: each file may be absent or torn; a remark names it.
+//! In: `run.toml` and `manifest.json` of all sessions, `metrics.jsonl`, `evaluation.json`,
+//! `summary.json`. Out: [`Run`].
+//! Invariant: each file may be absent or torn; a remark names a torn file.
 
-use super::{name, read_json, read_lines};
-use anyhow::Result;
+use super::{name, read_lines, read_to_string};
+use anyhow::{Context, Result, anyhow};
 use records::{EpochRecord, EvaluationByClass, Manifest, Summary};
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, Default)]
@@ -20,10 +20,8 @@ pub(crate) struct Run {
     pub(crate) directory: PathBuf,
     /// Text of `run.toml`.
     pub(crate) toml: String,
-    /// Options by `section.key`.
-    pub(crate) settings: BTreeMap<String, String>,
-    /// Options of earlier sessions, the first session first.
-    pub(crate) earlier_settings: Vec<BTreeMap<String, String>>,
+    /// Options by `section.key`, the newest session first.
+    pub(crate) settings: Vec<BTreeMap<String, String>>,
     /// Manifests, the newest session first.
     pub(crate) manifests: Vec<Manifest>,
     pub(crate) epochs: Vec<EpochRecord>,
@@ -58,80 +56,66 @@ impl Run {
             directory: directory.to_owned(),
             ..Self::default()
         };
-        let options = directory.join("run.toml");
-        match records::file::read_to_string(&options) {
-            Ok(text) => run.toml = text,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => run
-                .remarks
-                .push(format!("cannot read {}: {error}", options.display())),
-        }
-        match run.toml.parse() {
-            Ok(table) => run.settings = flat(&table),
-            Err(error) => {
-                run.remarks.push(format!(
-                    "run.toml cannot be read: {}",
-                    toml::de::Error::message(&error)
-                ));
+        let is_session = |number: &i32| directory.join(format!("manifest-{number}.json")).exists();
+        let earlier = (1..).take_while(is_session);
+        for suffix in earlier
+            .map(|number| format!("-{number}"))
+            .chain([String::new()])
+        {
+            let manifest = run.file(&format!("manifest{suffix}.json"), json);
+            run.manifests.splice(0..0, manifest);
+            run.toml = String::new();
+            if let Some(text) = run.file(&format!("run{suffix}.toml"), |text| Ok(text.to_owned())) {
+                match options(&text) {
+                    Ok(options) => run.settings.insert(0, options),
+                    Err(error) => run
+                        .remarks
+                        .push(format!("run{suffix}.toml cannot be read: {error}")),
+                }
+                run.toml = text;
             }
         }
-        for session in 1.. {
-            let manifest = directory.join(format!("manifest-{session}.json"));
-            if !manifest.exists() {
-                break;
-            }
-            let manifest = run.parsed(&manifest);
-            run.manifests.extend(manifest);
-            let options = directory.join(format!("run-{session}.toml"));
-            let options = records::file::read_to_string(&options).ok();
-            run.earlier_settings
-                .extend(options.and_then(|text| Some(flat(&text.parse().ok()?))));
-        }
-        let manifest = run.parsed(&directory.join("manifest.json"));
-        run.manifests.extend(manifest);
-        run.manifests.reverse();
-        let metrics = directory.join("metrics.jsonl");
-        if metrics.exists() {
-            let epochs: Vec<EpochRecord> = read_lines(&metrics, &mut run.remarks)?;
-            // The last record of an epoch counts.
-            let epochs = epochs.into_iter().map(|record| (record.epoch, record));
-            run.epochs = BTreeMap::from_iter(epochs).into_values().collect();
-        }
-        let summary = directory.join("summary.json");
-        if summary.exists() {
-            run.summary = run.parsed(&summary);
-        } else {
-            run.remarks
-                .push("no summary.json: the run still trains, or was killed".to_owned());
-        }
-        let by_class = directory.join("evaluation.json");
-        if by_class.exists() {
-            run.by_class = run.parsed(&by_class);
-        }
+        let epochs: Vec<EpochRecord> =
+            read_lines(&directory.join("metrics.jsonl"), &mut run.remarks)?;
+        // The last record of an epoch counts.
+        let epochs = epochs.into_iter().map(|record| (record.epoch, record));
+        run.epochs = BTreeMap::from_iter(epochs).into_values().collect();
+        run.summary = run.file("summary.json", json);
+        run.by_class = run.file("evaluation.json", json);
         run.add_remarks();
         Ok(run)
     }
 
-    /// Reads a file of JSON, or adds a remark.
-    fn parsed<T: DeserializeOwned>(&mut self, path: &Path) -> Option<T> {
-        read_json(path)
+    /// Reads a file, if it exists; a remark names a file that cannot be read.
+    fn file<T>(&mut self, name: &str, parse: fn(&str) -> Result<T>) -> Option<T> {
+        let path = self.directory.join(name);
+        if !path.exists() {
+            return None;
+        }
+        let parsed = read_to_string(&path)
+            .and_then(|text| parse(&text).with_context(|| path.display().to_string()));
+        parsed
             .map_err(|error| self.remarks.push(format!("{error:#}")))
             .ok()
     }
 
     fn add_remarks(&mut self) {
+        let mut remarks = Vec::new();
+        if !self.directory.join("summary.json").exists() {
+            remarks.push("no summary.json: the run still trains, or was killed".to_owned());
+        }
         if let Some(index) = self.progress().iter().position(Option::is_none) {
-            self.remarks.push(format!(
+            remarks.push(format!(
                 "epoch {} is missing in metrics.jsonl, so images and seconds are unknown from there on",
                 index + 1
             ));
         }
         if self.epochs.is_empty() {
-            self.remarks.push("no epoch in metrics.jsonl".to_owned());
+            remarks.push("no epoch in metrics.jsonl".to_owned());
         }
-        let ranks = self.by_session(|manifest| manifest.launch.ranks.to_string());
+        let ranks = self.ranks_by_session();
         if ranks.contains(',') {
-            self.remarks.push(format!(
+            remarks.push(format!(
                 "its sessions had different numbers of ranks: {ranks}; speeds are those of the last session"
             ));
         }
@@ -140,9 +124,9 @@ impl Run {
             .as_ref()
             .is_some_and(|summary| summary.stopped_early)
         {
-            self.remarks
-                .push("stopped before its last epoch".to_owned());
+            remarks.push("stopped before its last epoch".to_owned());
         }
+        self.remarks.extend(remarks);
     }
 
     pub(crate) fn manifest(&self) -> Option<&Manifest> {
@@ -151,52 +135,54 @@ impl Run {
 
     /// Lists a value of all sessions, the first session first, without repetition: `2, then 1`.
     pub(crate) fn by_session(&self, value: impl Fn(&Manifest) -> String) -> String {
-        in_turn(self.manifests.iter().rev().map(value))
+        in_turn(self.manifests.iter().map(value))
     }
 
-    /// Lists every option's values in all sessions as [`by_session`](Self::by_session) does, without quotes.
+    /// Lists the ranks of all sessions.
+    pub(crate) fn ranks_by_session(&self) -> String {
+        self.by_session(|manifest| manifest.launch.ranks.to_string())
+    }
+
+    /// Lists every option's values in all sessions as [`by_session`](Self::by_session) does.
     pub(crate) fn settings_by_session(&self) -> BTreeMap<String, String> {
-        let sessions = || self.earlier_settings.iter().chain([&self.settings]);
-        let keys: BTreeSet<&String> = sessions().flat_map(BTreeMap::keys).collect();
-        let value = |settings: &BTreeMap<String, String>, key| {
-            settings.get(key).map_or_else(
-                || "unset".to_owned(),
-                |value| value.trim_matches('"').to_owned(),
-            )
+        let keys: BTreeSet<&String> = self.settings.iter().flat_map(BTreeMap::keys).collect();
+        let values = |key: &String| {
+            let sessions = self.settings.iter();
+            in_turn(sessions.map(|settings| {
+                let value = settings.get(key).map_or("unset", String::as_str);
+                value.to_owned()
+            }))
         };
         keys.into_iter()
-            .map(|key| {
-                (
-                    key.clone(),
-                    in_turn(sessions().map(|settings| value(settings, key))),
-                )
-            })
+            .map(|key| (key.clone(), values(key)))
             .collect()
     }
 
-    /// Returns an option without quotes.
+    /// Returns an option of the newest session.
     pub(crate) fn setting(&self, key: &str) -> Option<&str> {
-        self.settings.get(key).map(|value| value.trim_matches('"'))
+        self.settings.first()?.get(key).map(String::as_str)
     }
 
-    /// Returns the ranks that trained the last epoch; before its end the ranks of the newest session, servers included.
+    pub(crate) fn global_batch_size(&self) -> Option<u64> {
+        self.setting("batch.global-batch-size")?.parse().ok()
+    }
+
+    /// Returns the ranks that trained the last epoch; before its end the ranks of the newest
+    /// session, servers included.
     pub(crate) fn ranks(&self) -> Option<usize> {
-        let recorded = self
-            .epochs
-            .last()
-            .map(|epoch| epoch.num_ranks)
-            .filter(|ranks| *ranks > 0);
-        recorded.or_else(|| self.manifest().map(|manifest| manifest.launch.ranks))
+        let recorded = self.epochs.last().map(|epoch| epoch.num_ranks);
+        recorded
+            .filter(|ranks| *ranks > 0)
+            .or_else(|| Some(self.manifest()?.launch.ranks))
     }
 
-    /// Returns images/s of the last session; of its last measured epoch if it has not ended or ran no step.
+    /// Returns images/s of the last session; of its last measured epoch if it has not ended or ran
+    /// no step.
     pub(crate) fn images_per_second(&self) -> Option<f64> {
-        let of_session = self
-            .summary
-            .as_ref()
+        let summary = self.summary.as_ref();
+        summary
             .and_then(|summary| summary.images_per_second)
-            .map(|stats| stats.mean);
-        of_session
+            .map(|stats| stats.mean)
             .filter(|speed| *speed > 0.0)
             .or_else(|| self.of_last_epochs(EpochRecord::speed))
     }
@@ -204,117 +190,92 @@ impl Run {
     /// Returns a value of the newest epoch that has one and ran on as many ranks as the last epoch.
     pub(crate) fn of_last_epochs(&self, value: fn(&EpochRecord) -> Option<f64>) -> Option<f64> {
         let ranks = self.epochs.last()?.num_ranks;
-        self.epochs
-            .iter()
-            .rev()
+        let epochs = self.epochs.iter().rev();
+        epochs
             .filter(|epoch| epoch.num_ranks == ranks)
             .find_map(value)
     }
 
     /// Returns the largest memory of a rank, bytes.
     pub(crate) fn peak_memory_bytes(&self) -> Option<u64> {
-        let of_epochs = self
-            .epochs
-            .iter()
-            .map(|epoch| epoch.peak_memory_bytes)
-            .max();
-        self.summary
-            .as_ref()
-            .map(|summary| summary.peak_memory_bytes)
-            .max(of_epochs)
-            .filter(|bytes| *bytes > 0)
+        let of_epochs = self.epochs.iter().map(|epoch| epoch.peak_memory_bytes);
+        let of_summary = self.summary.iter().map(|summary| summary.peak_memory_bytes);
+        let peak = of_epochs.chain(of_summary).max();
+        peak.filter(|bytes| *bytes > 0)
     }
 
     /// Returns images and seconds at the end of every epoch; unknown after the first missing epoch.
     pub(crate) fn progress(&self) -> Vec<Option<(f64, f64)>> {
-        let mut at = (0.0, 0.0);
-        let step = |(index, epoch): (usize, &EpochRecord)| {
-            at = (
-                at.0 + epoch.train_num_samples as f64,
-                at.1 + epoch.seconds_total,
-            );
-            (epoch.epoch == index as u64).then_some(at)
+        let mut images = 0.0;
+        let mut seconds = 0.0;
+        let end = |(index, epoch): (usize, &EpochRecord)| {
+            images += epoch.train_num_samples as f64;
+            seconds += epoch.seconds_total;
+            (epoch.epoch == index as u64).then_some((images, seconds))
         };
-        self.epochs.iter().enumerate().map(step).collect()
+        self.epochs.iter().enumerate().map(end).collect()
     }
 }
 
-/// Joins values, each once where several in a row are equal.
+/// Joins values of sessions, the newest of which comes first; equal neighbours are one.
 fn in_turn(values: impl Iterator<Item = String>) -> String {
     let mut values: Vec<String> = values.collect();
+    values.reverse();
     values.dedup();
     values.join(", then ")
 }
 
-fn flat(table: &toml::Table) -> BTreeMap<String, String> {
-    let mut settings = BTreeMap::new();
-    for (section, keys) in table {
-        match keys {
-            toml::Value::Table(keys) => {
-                settings.extend(
-                    keys.iter()
-                        .map(|(key, value)| (format!("{section}.{key}"), value.to_string())),
-                );
-            }
-            value => {
-                settings.insert(section.clone(), value.to_string());
-            }
-        }
+fn json<T: DeserializeOwned>(text: &str) -> Result<T> {
+    Ok(serde_json::from_str(text)?)
+}
+
+/// Returns the options of a session by `section.key`.
+fn options(text: &str) -> Result<BTreeMap<String, String>> {
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| anyhow!("{}", error.message()))?;
+    let value = |value: &toml::Value| match value {
+        toml::Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    let mut options = BTreeMap::new();
+    for (section, keys) in &table {
+        let keys = keys.as_table().into_iter().flatten();
+        options.extend(keys.map(|(key, one)| (format!("{section}.{key}"), value(one))));
     }
-    settings
+    Ok(options)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_resumed_run_has_the_options_and_ranks_of_all_its_sessions() {
         let directory = tempfile::tempdir().unwrap();
-        let session = |suffix: &str, ranks: usize, options: &str| {
-            let launch = records::LaunchFacts {
-                ranks,
-                ..records::LaunchFacts::default()
-            };
-            let manifest = serde_json::to_string(&Manifest {
-                launch,
-                ..Manifest::default()
-            })
-            .unwrap();
-            std::fs::write(
-                directory.path().join(format!("manifest{suffix}.json")),
-                manifest,
-            )
-            .unwrap();
-            std::fs::write(directory.path().join(format!("run{suffix}.toml")), options).unwrap();
-        };
-        session("-1", 2, "[run]\nseed = 1\n[data]\ndataset = \"shapes\"\n");
-        session(
-            "-2",
-            2,
-            "[run]\nseed = 1\nresume = true\n[data]\ndataset = \"shapes\"\n",
-        );
-        session(
-            "",
-            1,
-            "[run]\nseed = 1\nresume = true\n[data]\ndataset = \"shapes\"\n",
-        );
+        for (suffix, ranks, resume) in [
+            ("-1", 2, ""),
+            ("-2", 2, "resume = true"),
+            ("", 1, "resume = true"),
+        ] {
+            let mut manifest = Manifest::default();
+            manifest.launch.ranks = ranks;
+            let path = |file: String| directory.path().join(file);
+            let text = serde_json::to_string(&manifest).unwrap();
+            fs::write(path(format!("manifest{suffix}.json")), text).unwrap();
+            let text = format!("[run]\nseed = 1\n{resume}\n[data]\ndataset = \"shapes\"\n");
+            fs::write(path(format!("run{suffix}.toml")), text).unwrap();
+        }
         let run = Run::read(directory.path()).unwrap();
         let expected = [
             ("data.dataset", "shapes"),
             ("run.resume", "unset, then true"),
             ("run.seed", "1"),
         ];
-        assert_eq!(
-            run.settings_by_session(),
-            expected
-                .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                .into()
-        );
-        assert_eq!(
-            run.by_session(|manifest| manifest.launch.ranks.to_string()),
-            "2, then 1"
-        );
+        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(run.settings_by_session(), expected.into());
+        assert_eq!(run.ranks_by_session(), "2, then 1");
         let remark = "its sessions had different numbers of ranks: 2, then 1; speeds are those of the last session";
         assert!(
             run.remarks.iter().any(|one| one == remark),
@@ -336,15 +297,10 @@ mod tests {
             serde_json::to_string(&record).unwrap()
         };
         let lines = [line(0), line(1), "{torn".to_owned(), line(3)];
-        std::fs::write(directory.path().join("metrics.jsonl"), lines.join("\n")).unwrap();
+        fs::write(directory.path().join("metrics.jsonl"), lines.join("\n")).unwrap();
         let run = Run::read(directory.path()).unwrap();
         assert_eq!(run.progress(), [Some((10.0, 3.0)), Some((20.0, 6.0)), None]);
-        assert!(
-            run.remarks
-                .iter()
-                .any(|remark| remark.starts_with("epoch 3 is missing")),
-            "{:?}",
-            run.remarks
-        );
+        let is_named = |remark: &String| remark.starts_with("epoch 3 is missing");
+        assert!(run.remarks.iter().any(is_named), "{:?}", run.remarks);
     }
 }
