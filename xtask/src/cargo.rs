@@ -13,7 +13,7 @@ use cluster::process;
 use serde_json::Value;
 
 use crate::at;
-use crate::probe::Found;
+use crate::setup::Found;
 
 /// Presence of MPI in a build.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,7 +62,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-pub(crate) fn in_workspace(command: &mut Command) {
+fn in_workspace(command: &mut Command) {
     command.current_dir(root());
     for (name, _) in env::vars_os() {
         if name.to_str().is_some_and(describes_this_package) {
@@ -82,75 +82,17 @@ fn describes_this_package(name: &str) -> bool {
     NAMES.contains(&name) || name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_")
 }
 
-/// Returns the standard output of a command; its errors pass through.
-pub(crate) fn output(mut command: Command) -> Outcome<String> {
-    command.stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = command
-        .output()
-        .map_err(|error| process::cannot_start(&command, &error))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let line = process::shown(&command);
-    let status = output.status;
-    Err(Failure::Failed(format!("`{line}` failed: {status}")))
-}
-
-pub(crate) fn json(command: Command) -> Outcome<Value> {
-    let line = process::shown(&command);
-    serde_json::from_str(&output(command)?)
-        .map_err(|error| Failure::Failed(format!("`{line}`: {error}")))
-}
-
-/// Builds the trainer. The dev profile is nearly as fast as others, and the tests share its
-/// results.
-pub(crate) fn trainer(mpi: Mpi, profile: &str) -> Outcome<PathBuf> {
-    executable(trainer_build(mpi, profile), "trainer", false)
-}
-
-fn trainer_build(mpi: Mpi, profile: &str) -> Command {
-    let mut build = command(&["build", "--package", "trainer", "--profile", profile]);
+/// Builds the trainer in the dev profile, which is nearly as fast as others and shares its results
+/// with the tests.
+pub(crate) fn trainer(mpi: Mpi) -> Outcome<PathBuf> {
+    let mut build = command(&["build", "--package", "trainer"]);
     build.args(mpi.features());
-    build
+    executable(build, "trainer", false)
 }
 
-/// Builds the trainer for other machines; rejects a program with paths of this one.
-pub(crate) fn trainer_without_paths(mpi: Mpi) -> Outcome<PathBuf> {
-    let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = env::home_dir().map(|home| home.join(".cargo"));
-    let cargo_home = cargo_home
-        .or(home)
-        .ok_or_else(|| Failure::Failed("no home directory: set HOME or CARGO_HOME".to_owned()))?;
-    let paths = [
-        (cargo_home.display().to_string(), "/cargo"),
-        (root().display().to_string(), "/lockstep"),
-    ];
-    let remap = |(path, name): &(String, &str)| format!("--remap-path-prefix={path}={name}");
-    let mut build = trainer_build(mpi, "dist");
-    // RUSTFLAGS would replace the flags of configuration files; this adds to them.
-    let flags = format!("build.rustflags={:?}", paths.each_ref().map(remap));
-    build.arg("--config").arg(flags);
-    let program = executable(build, "trainer", false)?;
-    let bytes = fs::read(&program).map_err(at(&program))?;
-    for (path, _) in paths {
-        if contains(&bytes, path.as_bytes()) {
-            return Err(Failure::Failed(format!(
-                "{}: contains the path {path} of this machine. Unset RUSTFLAGS, or search it by `strings`",
-                program.display()
-            )));
-        }
-    }
-    Ok(program)
-}
-
-fn contains(bytes: &[u8], words: &[u8]) -> bool {
-    bytes.windows(words.len()).any(|window| window == words)
-}
-
-/// Builds the trainer in the dev profile, and copies it to a place where no other build replaces
-/// it.
+/// Builds the trainer, and copies it to a place where no other build replaces it.
 pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
-    let built = trainer(mpi, "dev")?;
+    let built = trainer(mpi)?;
     let folder = target_folder().join("programs");
     let kept = folder.join("trainer");
     let fresh = folder.join("trainer.new");
@@ -161,10 +103,9 @@ pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
     Ok(kept)
 }
 
-/// Returns a command for a function of the script with the stages that only run tools.
-pub(crate) fn script(function: &str) -> Command {
-    let mut command = Command::new(root().join("xtask/src/stages/checks.sh"));
-    command.arg(function);
+/// Returns a command for a script in `xtask/src`.
+pub(crate) fn script(name: &str) -> Command {
+    let mut command = Command::new(root().join("xtask/src").join(name));
     in_workspace(&mut command);
     command
 }
@@ -172,13 +113,22 @@ pub(crate) fn script(function: &str) -> Command {
 /// Runs a build and returns the executable of a target: the program, or with `is_test` its tests.
 pub(crate) fn executable(mut command: Command, name: &str, is_test: bool) -> Outcome<PathBuf> {
     command.arg("--message-format=json-render-diagnostics");
-    println!("$ {}", process::shown(&command));
-    let messages = output(command)?;
-    let mut executables = messages
-        .lines()
-        .map(|line| executable_of(line, name, is_test));
+    command.stdin(Stdio::null()).stderr(Stdio::inherit());
+    let line = process::shown(&command);
+    println!("$ {line}");
+    let output = command
+        .output()
+        .map_err(|error| process::cannot_start(&command, &error))?;
+    if !output.status.success() {
+        let status = output.status;
+        return Err(Failure::Failed(format!("`{line}` failed: {status}")));
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let mut lines = messages.lines();
     let missing = || Failure::Failed(format!("cargo built no executable `{name}`"));
-    executables.find_map(|path| path).ok_or_else(missing)
+    lines
+        .find_map(|line| executable_of(line, name, is_test))
+        .ok_or_else(missing)
 }
 
 fn executable_of(message: &str, name: &str, is_test: bool) -> Option<PathBuf> {
@@ -243,13 +193,6 @@ mod tests {
         };
         assert!(removed("CARGO_MANIFEST_DIR") && removed("CARGO_PKG_NAME"));
         assert!(!removed("CARGO_TARGET_DIR") && !removed("CARGO_INCREMENTAL") && !removed("PATH"));
-    }
-
-    #[test]
-    fn a_path_is_found_in_a_program() {
-        assert!(
-            contains(b"\0/w/src/a.rs\0", b"/w/src") && !contains(b"/lockstep/src/a.rs", b"/w/src")
-        );
     }
 
     #[test]

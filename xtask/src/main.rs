@@ -8,21 +8,15 @@
 mod book;
 mod cargo;
 mod chaos;
-mod cuda;
-mod dist;
-mod gpu_check;
 mod mpi_choice;
 mod mpi_suite;
-mod packages;
-mod probe;
-mod program;
+mod packing;
 mod report_suite;
 mod setup;
 mod slurm_cluster;
 mod slurm_suite;
 mod stages;
 mod suite;
-mod tensorboard;
 mod tidy;
 mod train;
 
@@ -53,7 +47,7 @@ enum Command {
     Train(train::TrainArgs),
     /// Check the trainer on a GPU and compare its speed with PyTorch, or pack this for a GPU
     /// machine.
-    GpuCheck(gpu_check::GpuCheckArgs),
+    GpuCheck(packing::GpuCheckArgs),
     /// Set up and run the daily checks; with --all those of a release.
     Test(stages::TestArgs),
     /// Start or stop a small Slurm cluster of two nodes on this machine.
@@ -66,7 +60,7 @@ enum Command {
     /// Write the reference of the book, and build the book if mdbook is installed.
     Book,
     /// Pack the programs of a release, or the crates; uploads nothing.
-    Dist(dist::DistArgs),
+    Dist(packing::DistArgs),
 }
 
 fn main() -> ExitCode {

@@ -9,13 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cluster::options::Installing;
-use cluster::probe;
+use cluster::{probe, process};
 
 use crate::at;
-use crate::packages::Need;
-use crate::setup;
+use crate::cargo;
+use crate::setup::{self, Need};
 use crate::suite::{self, Check, Checked, Ended, Stop, Suite, expect};
-use crate::tensorboard;
 
 const BROWSERS: [&str; 4] = [
     "chromium",
@@ -29,8 +28,6 @@ const BROWSER_FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-qui
     --disable-dev-shm-usage --no-first-run --disable-background-networking \
     --disable-component-update --disable-sync --hide-scrollbars --allow-file-access-from-files \
     --enable-logging=stderr --v=0";
-
-const LIMIT_S: u64 = 120;
 
 /// An image of the background only has fewer bytes.
 const LEAST_IMAGE_BYTES: u64 = 20_000;
@@ -84,7 +81,7 @@ pub(crate) fn run(trainer: &Path, only: Option<&str>, may_install: bool) -> Chec
         let text = "no chromium; --all and --only report install it if allowed";
         return Err(Stop::Skipped(text.to_owned()));
     }
-    if let Err(Stop::Failed(text)) = tensorboard::python(may_install) {
+    if let Err(Stop::Failed(text)) = python(may_install) {
         println!("{text}");
     }
     let suite = Suite::new("report-suite", trainer, None)?;
@@ -97,7 +94,7 @@ pub(crate) fn run(trainer: &Path, only: Option<&str>, may_install: bool) -> Chec
     report.arg("report").arg(suite.folder.join("run"));
     report.args(["--target-accuracy", "0.01", "--output"]);
     report.arg(suite.folder.join("report"));
-    suite.finish(report, "report", LIMIT_S)?.expect_success()?;
+    suite.finish(report, "report")?.expect_success()?;
     Ok(suite::run(suite, only, &CHECKS)?)
 }
 
@@ -107,40 +104,82 @@ fn train(suite: &Suite, name: &str, add: impl FnOnce(&mut Command)) -> Checked {
     command.args(TRAIN.split_whitespace());
     command.arg("--output-dir").arg(suite.folder.join(name));
     add(&mut command);
-    suite.finish(command, name, LIMIT_S)?.expect_success()
+    suite.finish(command, name)?.expect_success()
 }
 
 /// Removes the last checkpoint and resumes, which writes the steps of the last epoch again.
 fn shows_events(suite: &Suite) -> Checked {
-    let python = tensorboard::python(false)?;
+    let python = python(false)?;
     let run = suite.folder.join("run");
     let last = run.join("checkpoints/step-00000004");
     fs::remove_dir_all(&last).map_err(at(&last))?;
     let mut resume = Command::new(&suite.trainer);
     resume.args(["train", "--resume", "--output-dir"]).arg(&run);
-    suite.finish(resume, "resume", LIMIT_S)?.expect_success()?;
+    suite.finish(resume, "resume")?.expect_success()?;
     let events = suite.folder.join("events");
     let files = fs::read_dir(&events).map_or(0, Iterator::count);
     let text = format!("expected an event file of each session, got {files}");
     expect(files >= 2, text)?;
-    tensorboard::judge(suite, &python, &events, &run, None)
+    judge(suite, &python, &events, &run, None)
 }
 
 fn shows_every_third_step(suite: &Suite) -> Checked {
-    let python = tensorboard::python(false)?;
+    let python = python(false)?;
     let events = suite.folder.join("third-events");
     let words = ["--device", "flex", "--update", "device"];
     train(suite, "third", |command| {
         command.args(words).args(["--tensorboard-every", "3"]);
         command.arg("--tensorboard").arg(&events);
     })?;
-    tensorboard::judge(
+    judge(
         suite,
         &python,
         &events,
         &suite.folder.join("third"),
         Some(3),
     )
+}
+
+const REQUIREMENTS: [&str; 2] = ["tensorboard==2.21.0", "pillow==13.0.0"];
+const IMPORTS: &str = "import PIL, tensorboard.backend.event_processing.event_accumulator";
+const SCRIPT: &str = "xtask/src/event_files.py";
+
+/// Seconds for an installation over a slow line.
+const LIMIT_S: u64 = 900;
+
+/// Returns a Python that can import TensorBoard; installs it into `target/tensorboard` if allowed.
+fn python(may_install: bool) -> Checked<PathBuf> {
+    let environment = cargo::target_folder().join("tensorboard");
+    let python = environment.join("bin/python");
+    if process::answer(&python, &["-c", IMPORTS]).is_some() {
+        return Ok(python);
+    }
+    let skipped = |text: &str| Stop::Skipped(text.to_owned());
+    if !may_install {
+        let text = "no TensorBoard; --all and --only report install it if allowed";
+        return Err(skipped(text));
+    }
+    let base = probe::program("python3").ok_or_else(|| skipped("no python3"))?;
+    let log = environment.with_extension("txt");
+    let mut make = Command::new(base);
+    make.args(["-m", "venv"]).arg(&environment);
+    Ended::run(make, &log, LIMIT_S)?.expect_success()?;
+    let mut install = Command::new(&python);
+    install.args(["-m", "pip", "install", "--quiet"]);
+    install
+        .arg("--disable-pip-version-check")
+        .args(REQUIREMENTS);
+    Ended::run(install, &log, LIMIT_S)?.expect_success()?;
+    Ok(python)
+}
+
+/// Compares event files of every `every` steps with the metrics of their run.
+fn judge(suite: &Suite, python: &Path, events: &Path, run: &Path, every: Option<u64>) -> Checked {
+    let mut command = Command::new(python);
+    command.arg(cargo::root().join(SCRIPT)).arg(events);
+    command.arg(run.join("metrics.jsonl"));
+    command.args(every.map(|every| every.to_string()));
+    suite.finish(command, "event-files")?.expect_success()
 }
 
 /// Opens a page in the browser and expects no console message.
@@ -150,7 +189,7 @@ fn open(suite: &Suite, name: &str, page: &Path, flags: &[&str]) -> Checked<Ended
     command.args(BROWSER_FLAGS.split_whitespace()).args(flags);
     command.arg(format!("--user-data-dir={}", profile.display()));
     command.arg(format!("file://{}", page.display()));
-    let ended = suite.finish(command, name, LIMIT_S)?;
+    let ended = suite.finish(command, name)?;
     ended.expect_success()?;
     let messages = console(ended.text());
     let expected = format!("no message on the console, not {messages:?}");

@@ -46,7 +46,7 @@ impl TrainArgs {
                 "--ranks {ranks}: no MPI or no mpirun. Install what `cargo xtask setup` names, or start 1 rank"
             )));
         }
-        let mut command = Command::new(cargo::trainer(Mpi::of(&found), "dev")?);
+        let mut command = Command::new(cargo::trainer(Mpi::of(&found))?);
         command.args(["launch", "-n", &ranks.to_string(), "--", "train"]);
         let error = command.args(&self.words).exec();
         Err(process::cannot_start(&command, &error))

@@ -13,7 +13,7 @@ use cluster::{probe, process};
 
 use crate::at;
 use crate::cargo::{self, Mpi};
-use crate::probe::Found;
+use crate::setup::Found;
 
 const REFERENCE: &str = "docs/reference";
 const KEYS_PAGE: &str = "docs/reference/keys.md";
@@ -22,7 +22,7 @@ const KEYS_PAGE: &str = "docs/reference/keys.md";
 pub(crate) fn run() -> Outcome {
     let page = cargo::root().join(KEYS_PAGE);
     fs::write(&page, keys::page(cargo::root())?).map_err(at(&page))?;
-    let mut flags = Command::new(cargo::trainer(Mpi::of(&Found::look()), "dev")?);
+    let mut flags = Command::new(cargo::trainer(Mpi::of(&Found::look()))?);
     flags.args(["man", "--markdown", REFERENCE]);
     flags.current_dir(cargo::root());
     process::run(flags)?;

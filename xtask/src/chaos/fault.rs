@@ -4,10 +4,10 @@
 //! that a seed gives the same sequence regardless of the consequences. Source: Steele, Lea and
 //! Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
 
-use std::fmt;
+use std::iter;
 use std::time::Duration;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Kill,
     /// SIGSTOP to a rank for longer than the others wait.
@@ -20,14 +20,19 @@ pub(super) enum Kind {
     CutCheckpoint,
 }
 
-/// Kinds with their frequency out of 20. A stopped rank costs a timeout.
-const WEIGHTS: [(Kind, usize); 6] = [
-    (Kind::Kill, 7),
-    (Kind::Stop, 2),
-    (Kind::Term, 4),
-    (Kind::FullDisk, 3),
-    (Kind::ReadOnly, 2),
-    (Kind::CutCheckpoint, 2),
+/// Kinds with frequency out of 20, signal and name. A stopped rank costs a timeout.
+pub(super) const KINDS: [(Kind, usize, Option<&str>, &str); 6] = [
+    (Kind::Kill, 7, Some("KILL"), "SIGKILL"),
+    (Kind::Stop, 2, Some("STOP"), "SIGSTOP"),
+    (Kind::Term, 4, Some("TERM"), "SIGTERM"),
+    (Kind::FullDisk, 3, None, "full disk"),
+    (Kind::ReadOnly, 2, None, "checkpoints read-only"),
+    (
+        Kind::CutCheckpoint,
+        2,
+        Some("KILL"),
+        "SIGKILL, newest checkpoint cut",
+    ),
 ];
 
 /// Numbers of ranks to resume with; exact reduction has the same bits on each.
@@ -54,8 +59,11 @@ impl Fault {
     /// Draws a fault at most `latest` after the start.
     pub(super) fn draw(random: &mut Random, latest: Duration) -> Self {
         let ranks = RANKS[random.below(RANKS.len())];
+        let mut kinds = KINDS
+            .iter()
+            .flat_map(|(kind, weight, ..)| iter::repeat_n(*kind, *weight));
         Fault {
-            kind: Kind::at(random.below(WEIGHTS.iter().map(|(_, weight)| weight).sum())),
+            kind: kinds.nth(random.below(20)).unwrap_or(Kind::Kill),
             ranks,
             rank: random.below(ranks),
             delay: EARLIEST + latest.saturating_sub(EARLIEST).mul_f64(random.share()),
@@ -67,44 +75,8 @@ impl Fault {
 }
 
 impl Kind {
-    fn at(mut place: usize) -> Self {
-        for (kind, weight) in WEIGHTS {
-            if place < weight {
-                return kind;
-            }
-            place -= weight;
-        }
-        Kind::Kill
-    }
-
-    /// Replaces the kinds that need a disk by a kill.
-    pub(super) fn without_disk(self) -> Self {
-        match self {
-            Kind::FullDisk | Kind::ReadOnly => Kind::Kill,
-            other => other,
-        }
-    }
-
     pub(super) fn signal(self) -> Option<&'static str> {
-        match self {
-            Kind::Kill | Kind::CutCheckpoint => Some("KILL"),
-            Kind::Stop => Some("STOP"),
-            Kind::Term => Some("TERM"),
-            Kind::FullDisk | Kind::ReadOnly => None,
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::Kill => "SIGKILL",
-            Kind::Stop => "SIGSTOP",
-            Kind::Term => "SIGTERM",
-            Kind::FullDisk => "full disk",
-            Kind::ReadOnly => "checkpoints read-only",
-            Kind::CutCheckpoint => "SIGKILL, newest checkpoint cut",
-        })
+        KINDS[self as usize].2
     }
 }
 
@@ -112,17 +84,13 @@ impl fmt::Display for Kind {
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// Returns a number in 0..1.
+    fn share(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    /// Returns a number in 0..1.
-    fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     fn below(&mut self, end: usize) -> usize {
@@ -144,16 +112,17 @@ mod tests {
     fn every_kind_is_drawn_on_every_number_of_ranks_and_hits_root_and_others() {
         let faults = drawn(1);
         let has = |is_meant: &dyn Fn(&Fault) -> bool| faults.iter().any(is_meant);
-        for (kind, _) in WEIGHTS {
-            assert!(
-                has(&|fault| fault.kind == kind && fault.rank == 0),
-                "{kind}"
-            );
-            assert!(has(&|fault| fault.kind == kind && fault.rank > 0), "{kind}");
+        for (kind, ..) in KINDS {
+            for is_root in [true, false] {
+                let is_meant = |fault: &Fault| fault.kind == kind && (fault.rank == 0) == is_root;
+                assert!(has(&is_meant), "{kind:?} {is_root}");
+            }
         }
-        for ranks in RANKS {
-            assert!(has(&|fault| fault.ranks == ranks));
-        }
+        assert!(
+            RANKS
+                .iter()
+                .all(|ranks| has(&|fault| fault.ranks == *ranks))
+        );
         let latest = Duration::from_secs(2);
         assert!(!has(
             &|fault| fault.rank >= fault.ranks || fault.delay > latest

@@ -7,9 +7,7 @@
 
 mod fault;
 mod life;
-mod saved;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,10 +21,9 @@ use crate::slurm_cluster;
 use crate::suite::disk::Disk;
 use crate::suite::run::Run;
 use crate::suite::start::Launcher;
-use crate::suite::{Checked, Stop, Suite, checkpoints, expect};
-use fault::{Fault, Kind, Random};
-use life::{End, live};
-use saved::Saved;
+use crate::suite::{self, Checked, Stop, Suite, checkpoints, expect};
+use fault::{Fault, KINDS, Kind, Random};
+use life::{End, Saved, live};
 
 const DETAILS: &str = "\
 A fault is SIGKILL, SIGTERM or a long SIGSTOP to one rank, root included; a full disk; a read-only
@@ -65,39 +62,38 @@ const CRASHES_ONE_IN: usize = 20;
 impl ChaosArgs {
     pub(crate) fn run(&self) -> Outcome {
         let found = setup::run(self.installing)?;
-        if found.mpirun.is_none() || !found.can_build_mpi() {
+        let mpirun = found.launcher().ok_or_else(|| {
             let text = "no mpirun with an MPI to build with: see `cargo xtask setup`";
-            return Err(Failure::Failed(text.to_owned()));
-        }
+            Failure::Failed(text.to_owned())
+        })?;
         let trainer = cargo::kept_trainer(Mpi::With)?;
-        let mut suite = Suite::new("chaos", &trainer, found.mpirun.as_ref())?;
+        let mut suite = Suite::new("chaos", &trainer, Some(mpirun))?;
+        let table = self.storm(&mut suite);
+        println!("{}", table.map_err(failed)?);
+        suite::run(suite, None, &[])
+    }
+
+    fn storm(&self, suite: &mut Suite) -> Checked<String> {
         // The nodes of a cluster keep the mounts that exist at their start.
-        let disk = match RunDisk::mount(&suite.folder.join("disk")) {
+        let disk = match mount(&suite.folder.join("disk")) {
             Err(Stop::Skipped(reason)) => {
                 println!("{reason}: kills replace the faults of a disk");
                 None
             }
-            disk => Some(disk.map_err(failed)?),
+            disk => Some(disk?),
         };
         if self.launcher == "srun" {
             if let Some(reason) = slurm_cluster::lacking(self.installing) {
-                return Err(Failure::Failed(reason));
+                return Err(reason.into());
             }
             suite.start_cluster()?;
-            suite.cluster().map_err(failed)?.set_kill_wait(2)?;
+            suite.cluster()?.set_kill_wait(2)?;
         }
-        let storm = Storm {
-            faults: self.kills,
-            seed: self.seed,
-            disk: disk.as_ref(),
-        };
-        let table = undisturbed(&suite).and_then(|undisturbed| storm.rage(&suite, undisturbed));
+        let table = storm(suite, self.kills, self.seed, disk.as_ref());
         if let (Err(_), Some(disk)) = (&table, &disk) {
-            disk.outer.copy_to(&suite.folder.join("remains"));
+            disk.copy_to(&suite.folder.join("remains"));
         }
-        println!("{}", table.map_err(failed)?);
-        drop(disk);
-        crate::suite::run(suite, None, &[])
+        table
     }
 }
 
@@ -106,40 +102,10 @@ fn failed(stop: Stop) -> Failure {
     Failure::Failed(text)
 }
 
-/// Disk of a run with another one for its checkpoints, which can turn read-only while the run has
-/// files open on the first.
-pub(crate) struct RunDisk {
-    checkpoints: Disk,
-    outer: Disk,
-}
-
-impl RunDisk {
-    fn mount(folder: &Path) -> Checked<Self> {
-        // Several times the output of a run.
-        const SIZE: &str = "size=24m";
-        let outer = Disk::mount(folder, SIZE)?;
-        let checkpoints = Disk::mount(&folder.join("checkpoints"), SIZE)?;
-        Ok(RunDisk { checkpoints, outer })
-    }
-
-    fn fill(&self) -> Checked {
-        self.checkpoints.fill()?;
-        self.outer.fill()
-    }
-
-    fn freeze(&self) -> bool {
-        self.checkpoints.remount("ro")
-    }
-
-    fn repair(&self) -> Checked {
-        self.checkpoints.repair()?;
-        self.outer.repair()
-    }
-
-    fn clear(&self) -> Checked {
-        self.checkpoints.clear()?;
-        self.outer.clear()
-    }
+/// Mounts a disk for a run, and another one for its checkpoints, which can turn read-only while the
+/// run has files open on the first. Each is several times as large as the output of a run.
+fn mount(folder: &Path) -> Checked<Disk> {
+    Disk::mount(&[folder, &folder.join("checkpoints")], "size=24m")
 }
 
 /// Result of the undisturbed run.
@@ -165,33 +131,15 @@ pub(crate) fn undisturbed(suite: &Suite) -> Checked<&Undisturbed> {
 }
 
 fn run<'a>(suite: &'a Suite, name: &str) -> Run<'a> {
-    let cadence = CADENCE.to_string();
-    let run = suite.run(name).epochs(EPOCHS).quick();
-    run.with(&[
-        "--checkpoint-every-steps",
-        &cadence,
-        "--keep-checkpoints",
-        "2",
-    ])
-    .with(&[
-        "--timeout",
-        &TIMEOUT_S.to_string(),
-        "--log-every-steps",
-        "1",
-    ])
-    .with(&["--resume"])
-}
-
-/// Faults for one run; for several runs if one ends too early.
-pub(crate) struct Storm<'a> {
-    pub(crate) faults: usize,
-    pub(crate) seed: u64,
-    /// Without a disk, kills replace its faults.
-    pub(crate) disk: Option<&'a RunDisk>,
+    let flags = format!(
+        "--checkpoint-every-steps {CADENCE} --keep-checkpoints 2 --timeout {TIMEOUT_S} \
+         --log-every-steps 1 --resume"
+    );
+    suite.run(name).epochs(EPOCHS).quick().with(&flags)
 }
 
 /// Consequences of all faults of a kind.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Consequences {
     num: usize,
     of_root: usize,
@@ -200,99 +148,90 @@ struct Consequences {
     most_lost: u64,
 }
 
-/// Counters of a storm.
-#[derive(Default)]
-struct Course {
-    kinds: BTreeMap<Kind, Consequences>,
+/// Applies faults to a run, or to several if one ends too early, and returns a table of them.
+/// Without a disk, kills replace its faults.
+pub(crate) fn storm(
+    suite: &Suite,
     faults: usize,
-    without_progress: usize,
-    crashes_in_start: usize,
-    runs: usize,
-    starts: usize,
-}
-
-impl Storm<'_> {
-    /// Applies the faults and returns a table of them.
-    pub(crate) fn rage(&self, suite: &Suite, undisturbed: &Undisturbed) -> Checked<String> {
-        let start = Instant::now();
-        // Some faults come before the first checkpoint, but most leave the run time to progress.
-        let latest = (2 * undisturbed.start_up).max(Duration::from_millis(2500));
-        let mut random = Random(self.seed);
-        let mut course = Course::default();
-        while course.faults < self.faults || course.runs == 0 {
-            course.runs += 1;
-            let mut run = run(suite, &format!("storm-{}", course.runs));
-            if let Some(disk) = self.disk {
-                disk.clear()?;
-                run = run.into(disk.outer.folder.clone());
-            }
-            self.one_run(&mut run, &mut random, latest, &mut course)?;
-            run.expect_hash(&undisturbed.hash)?;
-            let epochs = run.file("metrics.jsonl")?.lines().count();
-            let text = format!("expected {EPOCHS} epochs in metrics.jsonl, got {epochs} lines");
-            expect(epochs == EPOCHS, text)?;
-            settle(suite)?;
+    seed: u64,
+    disk: Option<&Disk>,
+) -> Checked<String> {
+    let undisturbed = undisturbed(suite)?;
+    let start = Instant::now();
+    // Some faults come before the first checkpoint, but most leave the run time to progress.
+    let latest = (2 * undisturbed.start_up).max(Duration::from_millis(2500));
+    let mut random = Random(seed);
+    let mut rows = vec![Consequences::default(); KINDS.len()];
+    let mut num = 0;
+    let mut runs = 0;
+    let mut starts = 0;
+    let mut without_progress = 0;
+    let mut crashes = 0;
+    while num < faults || runs == 0 {
+        runs += 1;
+        let mut run = run(suite, &format!("storm-{runs}"));
+        if let Some(disk) = disk {
+            disk.clear()?;
+            run = run.into(disk.folder().to_owned());
         }
-        let Course { runs, starts, .. } = course;
-        Ok(format!(
-            "{}seed {}: {} faults in {starts} starts, {} before a new checkpoint; {} crashes inside \
-             MPI's own start; {runs} runs with the undisturbed hash, in {:.0} s",
-            table(&course),
-            self.seed,
-            course.faults,
-            course.without_progress,
-            course.crashes_in_start,
-            start.elapsed().as_secs_f64()
-        ))
-    }
-
-    /// Starts the run repeatedly until it has reached its end.
-    fn one_run(
-        &self,
-        run: &mut Run<'_>,
-        random: &mut Random,
-        latest: Duration,
-        course: &mut Course,
-    ) -> Checked {
         let mut saved = Saved::default();
         loop {
-            let mut fault = Fault::draw(random, latest);
-            if self.disk.is_none() {
-                fault.kind = fault.kind.without_disk();
+            let mut fault = Fault::draw(&mut random, latest);
+            if disk.is_none() && fault.kind.signal().is_none() {
+                fault.kind = Kind::Kill;
             }
-            let is_last = course.faults >= self.faults;
             run.ranks = fault.ranks;
-            course.starts += 1;
-            let place = format!("run {}, after {} faults", course.runs, course.faults);
-            let context = |stop| {
+            starts += 1;
+            let hit = (num < faults).then_some(&fault);
+            let end = live(&run, hit, disk, &mut saved).map_err(|stop| {
                 let text = failed(stop);
-                Stop::Failed(format!("seed {}, {place}, {fault:?}: {text}", self.seed))
-            };
-            let lived = live(run, (!is_last).then_some(&fault), self.disk).map_err(&context)?;
-            let before = saved.newest();
-            saved.look(run, &lived).map_err(&context)?;
-            match lived.end {
-                End::Reached => return Ok(()),
-                End::CrashedInStart => course.crashes_in_start += 1,
-                End::Hit(to_end) => {
-                    let has_new = saved.newest() > before;
-                    let (kind, lost) = saved.lost(run, &lived, &fault).map_err(&context)?;
-                    course.faults += 1;
-                    course.without_progress += usize::from(!has_new);
-                    let row = course.kinds.entry(kind).or_default();
+                Stop::Failed(format!(
+                    "seed {seed}, run {runs}, after {num} faults, {fault:?}: {text}"
+                ))
+            })?;
+            match end {
+                End::Reached => break,
+                End::CrashedInStart => crashes += 1,
+                End::Hit(hit) => {
+                    num += 1;
+                    without_progress += usize::from(!hit.has_new_checkpoint);
+                    let row = &mut rows[hit.kind as usize];
                     row.num += 1;
-                    row.of_root += usize::from(kind.signal().is_some() && fault.rank == 0);
-                    row.while_writing += usize::from(lived.was_writing);
-                    row.longest = row.longest.max(to_end);
-                    row.most_lost = row.most_lost.max(lost);
+                    row.of_root += usize::from(hit.kind.signal().is_some() && fault.rank == 0);
+                    row.while_writing += usize::from(hit.was_writing);
+                    row.longest = row.longest.max(hit.to_end);
+                    row.most_lost = row.most_lost.max(hit.steps_lost);
                 }
             }
-            let num = course.crashes_in_start;
-            let is_rare = num <= 1 + course.starts / CRASHES_ONE_IN;
-            expect(is_rare, format!("{num} starts crashed inside MPI"))?;
-            settle(run.suite)?;
+            let is_rare = crashes <= 1 + starts / CRASHES_ONE_IN;
+            expect(is_rare, format!("{crashes} starts crashed inside MPI"))?;
+            settle(suite)?;
         }
+        run.expect_hash(&undisturbed.hash)?;
+        let epochs = run.file("metrics.jsonl")?.lines().count();
+        let text = format!("expected {EPOCHS} epochs in metrics.jsonl, got {epochs} lines");
+        expect(epochs == EPOCHS, text)?;
+        settle(suite)?;
     }
+    let mut table = "| fault | number | of root | while writing a checkpoint | longest end, s | \
+                     most steps lost |\n|---|---|---|---|---|---|\n"
+        .to_owned();
+    for ((.., name), row) in KINDS.iter().zip(&rows).filter(|(_, row)| row.num > 0) {
+        table.push_str(&format!(
+            "| {name} | {} | {} | {} | {:.1} | {} |\n",
+            row.num,
+            row.of_root,
+            row.while_writing,
+            row.longest.as_secs_f64(),
+            row.most_lost
+        ));
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(format!(
+        "{table}seed {seed}: {num} faults in {starts} starts, {without_progress} before a new \
+         checkpoint; {crashes} crashes inside MPI's own start; {runs} runs with the undisturbed \
+         hash, in {seconds:.0} s"
+    ))
 }
 
 /// Waits for processes of an ended job on the other node.
@@ -301,24 +240,4 @@ fn settle(suite: &Suite) -> Checked {
         Launcher::Srun => Ok(suite.cluster()?.wait_until_idle()?),
         Launcher::Mpirun => Ok(()),
     }
-}
-
-fn table(course: &Course) -> String {
-    let mut text = "| fault | number | of root | while writing a checkpoint | longest end, s | \
-                    most steps lost |\n|---|---|---|---|---|---|\n"
-        .to_owned();
-    for (kind, row) in &course.kinds {
-        let Consequences {
-            num,
-            of_root,
-            while_writing,
-            longest,
-            most_lost,
-        } = row;
-        let longest = longest.as_secs_f64();
-        text.push_str(&format!(
-            "| {kind} | {num} | {of_root} | {while_writing} | {longest:.1} | {most_lost} |\n"
-        ));
-    }
-    text
 }

@@ -3,13 +3,12 @@
 //! In: tiny training runs. Out: checks that root's checkpoint is used and differences are refused.
 
 use std::fs;
-use std::path::Path;
+use std::process::Command;
 
 use cluster::json;
-use cluster::mpirun::Make;
+use cluster::mpirun::{self, Make};
 
-use crate::suite::run::LIMIT_S;
-use crate::suite::start::Launcher;
+use crate::suite::run::Run;
 use crate::suite::{Check, Checked, Ended, Suite};
 
 pub(super) const CHECKS: [Check; 4] = [
@@ -34,10 +33,6 @@ pub(super) const CHECKS: [Check; 4] = [
 /// Losses of different world sizes differ only by the order of the sums.
 const LOSS_TOLERANCE: f64 = 1e-5;
 
-fn on_two_ranks(suite: &Suite, name: &str, line: String) -> Checked<Ended> {
-    suite.finish(suite.shell(2, line)?, name, LIMIT_S)
-}
-
 fn loss(ended: &Ended) -> Checked<f64> {
     ended.expect_success()?;
     let json = ended.text().lines().rfind(|line| line.starts_with('{'));
@@ -50,9 +45,8 @@ fn loss(ended: &Ended) -> Checked<f64> {
 fn root_is_measured(suite: &Suite) -> Checked {
     let base = suite.folder.join("disks");
     for seed in ["0", "1"] {
-        let run = suite.run(&format!("disks/{seed}/run"));
-        fs::create_dir_all(base.join(seed)).map_err(|error| error.to_string())?;
-        run.on(1).with(&["--seed", seed]).train()?;
+        let run = suite.run(&format!("disks/{seed}/run")).on(1);
+        run.with(&format!("--seed {seed}")).train()?;
     }
     let trainer = suite.trainer.display();
     let line = |folder: &str| {
@@ -60,13 +54,15 @@ fn root_is_measured(suite: &Suite) -> Checked {
         format!("cd '{base}'/{folder} && exec {trainer} eval --checkpoint run --threads 1 --json")
     };
     let alone = |seed: &str| {
-        let command = suite.alone(Path::new("/bin/sh"), &["-c".to_owned(), line(seed)]);
-        loss(&suite.finish(command, "eval-alone", LIMIT_S)?)
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &line(seed)]);
+        mpirun::forget_surrounding_job(&mut command);
+        loss(&suite.finish(command, "eval-alone")?)
     };
     let expected = alone("0")?;
     let other = alone("1")?;
-    let rank = format!("${}", suite.rank_variable(Launcher::Mpirun));
-    let ended = on_two_ranks(suite, "eval-disks", line(&rank))?;
+    let rank = format!("${}", suite.rank_variable());
+    let ended = suite.shell(2, "eval-disks", line(&rank))?;
     let got = loss(&ended)?;
     let is_near = |loss: f64| (got - loss).abs() <= LOSS_TOLERANCE * loss;
     ended.expect(
@@ -80,11 +76,9 @@ fn differences_are_named(suite: &Suite) -> Checked {
     let run = suite.run("stranger-eval").on(1);
     run.train()?;
     let trainer = suite.trainer.display();
-    let rank = suite.rank_variable(Launcher::Mpirun);
-    let eval = format!(
-        "exec {trainer} eval --threads 1 --checkpoint {}",
-        run.folder.display()
-    );
+    let rank = suite.rank_variable();
+    let checkpoint = run.folder.display();
+    let eval = format!("exec {trainer} eval --threads 1 --checkpoint {checkpoint}");
     for (line, named) in [
         (format!("{eval} --shapes-seed ${rank}"), "data.shapes-seed"),
         (
@@ -100,7 +94,7 @@ fn differences_are_named(suite: &Suite) -> Checked {
             "LOCKSTEP_ variables",
         ),
     ] {
-        let ended = on_two_ranks(suite, "stranger-evaluation", line)?;
+        let ended = suite.shell(2, "stranger-evaluation", line)?;
         ended.expect_failure()?;
         ended.expect_text(&[named, "of rank 1 differs from root's"])?;
         ended.expect_one_message()?;
@@ -111,14 +105,18 @@ fn differences_are_named(suite: &Suite) -> Checked {
 fn lost_rank_is_named(suite: &Suite) -> Checked {
     let run = suite.run("lost-eval").on(1);
     run.train()?;
-    let folder = run.folder.display().to_string();
     // So many images that the evaluation takes longer than the signal.
     let words = ["eval", "--threads", "1", "--timeout", "4", "--checkpoint"];
     let mut words = words.map(str::to_owned).to_vec();
-    words.extend([folder, "--shapes-test".to_owned(), "40000".to_owned()]);
-    let evaluation = suite.run("lost-eval-log").of(words, &run.folder);
-    let is_drawn = "shapes test: drawn";
+    words.push(run.folder.display().to_string());
+    words.extend(["--shapes-test", "40000"].map(str::to_owned));
+    let evaluation = Run {
+        words,
+        name: "lost-eval-log".to_owned(),
+        ..run.on(2)
+    };
     let log = evaluation.log();
+    let is_drawn = "shapes test: drawn";
     let is_time = || fs::read_to_string(&log).is_ok_and(|text| text.contains(is_drawn));
     let (ended, _) = evaluation.signalled(is_time, &[("STOP", 1)])?;
     ended.expect_failure()?;
@@ -133,7 +131,7 @@ fn one_process_is_expected(suite: &Suite) -> Checked {
         "predict-scaling --ranks 8 --network 10gbe",
         "report nowhere --output nothing",
     ] {
-        let ended = on_two_ranks(suite, "one-process", format!("exec {trainer} {words}"))?;
+        let ended = suite.shell(2, "one-process", format!("exec {trainer} {words}"))?;
         ended.expect_failure()?;
         let text = ended.text();
         ended.expect(

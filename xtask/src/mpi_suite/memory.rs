@@ -26,10 +26,11 @@ const TOLERANCE_KIB: f64 = 4096.0;
 const FEWEST_VALUES: usize = 25;
 
 fn stays_flat(suite: &Suite) -> Checked {
-    let samples = (STEPS_PER_EPOCH * RANKS).to_string();
+    let samples = STEPS_PER_EPOCH * RANKS;
     let run = suite.run("memory").epochs(STEPS / STEPS_PER_EPOCH);
-    let run = run.with(&["--shapes-train", &samples, "--shapes-test", "16"]);
-    let run = run.with(&["--global-batch-size", "2", "--eval-every-epochs", "5"]);
+    let run = run.with(&format!(
+        "--shapes-train {samples} --shapes-test 16 --global-batch-size 2 --eval-every-epochs 5"
+    ));
     let command = run.command()?;
     let line = process::shown(&command);
     let log = run.log();
@@ -41,7 +42,7 @@ fn stays_flat(suite: &Suite) -> Checked {
         // The first epoch allocates.
         if run.has_line() {
             for (rank, course) in courses.iter_mut().enumerate() {
-                let find = || suite.process_of_rank(run.launcher, &run.folder, rank);
+                let find = || run.process_of_rank(rank);
                 processes[rank] = processes[rank].or_else(find);
                 course.extend(processes[rank].and_then(resident_kib));
             }

@@ -13,7 +13,7 @@ mod trainer;
 use cluster::failure::Outcome;
 use cluster::mpirun::Mpirun;
 
-use crate::suite::start::{Launcher, Programs};
+use crate::suite::start::Programs;
 use crate::suite::{self, Check, Checked, Ended, Suite};
 
 /// Runs the checks; those of many steps only if `is_thorough`.
@@ -42,43 +42,29 @@ pub(crate) fn run(
 }
 
 /// Checks of the communicator; with the arguments `fault KIND` the last rank of the program fails.
+#[rustfmt::skip]
 const CONFORMANCE: [Check; 7] = [
     ("every collective is right on 1 to 4 ranks", |suite| {
-        (1..=4).try_for_each(|ranks| start(suite, ranks, &[])?.expect_success())
+        (1..=4).try_for_each(|ranks| start(suite, ranks, "")?.expect_success())
     }),
-    ("a panic on one rank ends the job within 10 s", |suite| {
-        ends_soon(suite, "panic", 101)
-    }),
-    (
-        "a panic in a thread of one rank ends the job within 10 s",
-        |suite| ends_soon(suite, "panic-thread", 101),
-    ),
-    (
-        "a panic on one rank ends the job within 10 s also while others wait in shared memory",
-        |suite| ends_soon(suite, "panic-memory", 101),
-    ),
-    ("an error on one rank ends the job within 10 s", |suite| {
-        ends_soon(suite, "error", 3)
-    }),
-    (
-        "an error that a rank returns from its work ends the job within 10 s",
-        |suite| ends_soon(suite, "return", 1),
-    ),
-    (
-        "a rank that drops its communicator while others wait ends the job within 10 s",
-        |suite| ends_soon(suite, "leave", 1),
-    ),
+    ("a panic on one rank ends the job within 10 s", |suite| ends_soon(suite, "panic", 101)),
+    ("a panic in a thread of one rank ends the job within 10 s", |suite| ends_soon(suite, "panic-thread", 101)),
+    ("a panic on one rank ends the job within 10 s also while others wait in shared memory",
+        |suite| ends_soon(suite, "panic-memory", 101)),
+    ("an error on one rank ends the job within 10 s", |suite| ends_soon(suite, "error", 3)),
+    ("an error that a rank returns from its work ends the job within 10 s", |suite| ends_soon(suite, "return", 1)),
+    ("a rank that drops its communicator while others wait ends the job within 10 s",
+        |suite| ends_soon(suite, "leave", 1)),
 ];
 
-fn start(suite: &Suite, ranks: usize, words: &[&str]) -> Checked<Ended> {
-    let name = format!("conformance-{ranks}{}", words.concat());
-    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-    let command = suite.on_ranks(Launcher::Mpirun, ranks, &suite.conformance, &words)?;
-    suite.finish(command, &name, 300)
+fn start(suite: &Suite, ranks: usize, words: &str) -> Checked<Ended> {
+    let name = format!("conformance-{ranks}{}", words.replace(' ', ""));
+    let line = format!("exec {} {words}", suite.conformance.display());
+    suite.shell(ranks, &name, line)
 }
 
 fn ends_soon(suite: &Suite, kind: &str, code: i32) -> Checked {
-    let ended = start(suite, 2, &["fault", kind])?;
+    let ended = start(suite, 2, &format!("fault {kind}"))?;
     ended.expect(ended.elapsed().as_secs() < 10, "an end within 10 s")?;
     ended.expect_code(code)?;
     ended.expect_text(&["error (rank 1)"])

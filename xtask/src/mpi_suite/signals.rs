@@ -29,7 +29,7 @@ pub(super) const CHECKS: [Check; 9] = [
     (
         "SIGTERM while a checkpoint is being written stops with a whole checkpoint, resumed to the undisturbed parameters",
         |suite| {
-            let run = quick(suite, "writing").with(&["--checkpoint-every-steps", "1"]);
+            let run = quick(suite, "writing").with("--checkpoint-every-steps 1");
             stops(&run, is_writing, &[("TERM", 0)])
         },
     ),
@@ -63,9 +63,7 @@ pub(super) const CHECKS: [Check; 9] = [
         |suite| {
             suite.mpirun()?;
             let run = quick(suite, "launched");
-            let launch = ["launch", "-n", "2", "--"].map(str::to_owned);
-            let words = [&launch[..], &run.words()].concat();
-            to_the_launcher(&run, suite.alone(&suite.trainer, &words), "TERM")
+            to_the_launcher(&run, run.launch(), "TERM")
         },
     ),
 ];
@@ -85,7 +83,7 @@ fn resumes(run: &Run<'_>) -> Checked {
     run.checkpoints()?;
     run.resume()?;
     run.checkpoints()?;
-    let is_exact = run.words().contains(&"exact".to_owned());
+    let is_exact = run.words.iter().any(|word| word == "exact");
     let (name, make): (_, fn(_, &_) -> _) = match is_exact {
         true => ("undisturbed-exact", quick),
         false => ("undisturbed", full),
@@ -118,13 +116,8 @@ fn in_the_start_up(suite: &Suite) -> Checked {
         (400, "USR1", 1),
     ] {
         let run = quick(suite, &format!("start-up-{wait_ms}-{signal}"));
-        let exists = |rank| {
-            suite
-                .process_of_rank(run.launcher, &run.folder, rank)
-                .is_some()
-        };
         let is_time = || {
-            let exist = exists(0) && exists(1);
+            let exist = [0, 1].map(|rank| run.process_of_rank(rank).is_some()) == [true; 2];
             sleep(Duration::from_millis(if exist { wait_ms } else { 0 }));
             exist
         };
@@ -145,7 +138,7 @@ fn in_the_start_up(suite: &Suite) -> Checked {
 /// Sends a signal during an evaluation of half a second. The last step of an epoch is printed
 /// before its evaluation.
 fn in_an_evaluation(suite: &Suite) -> Checked {
-    let run = quick(suite, "evaluation").with(&["--shapes-test", "1500"]);
+    let run = quick(suite, "evaluation").with("--shapes-test 1500");
     let log = run.log();
     let num_done = |text: &str| text.matches(" done |").count();
     let is_time = || {

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use crate::at;
 use crate::suite::disk::Disk;
-use crate::suite::run::LIMIT_S;
 use crate::suite::{Check, Checked, Suite};
 
 pub(super) const CHECKS: [Check; 2] = [
@@ -23,12 +22,11 @@ pub(super) const CHECKS: [Check; 2] = [
 
 fn full_disk(suite: &Suite) -> Checked {
     // A checkpoint takes 600 KiB, so that the third does not fit.
-    let disk = Disk::mount(&suite.folder.join("disk"), "size=1500k")?;
+    let disk = Disk::mount(&[&suite.folder.join("disk")], "size=1500k")?;
     let expected = suite.run("disk-undisturbed").trained_hash()?;
-    let every_step = ["--checkpoint-every-steps", "1", "--keep-checkpoints", "99"];
-    let run = suite.run("disk-full").into(disk.folder.clone());
-    let run = run.with(&every_step);
-    let ended = suite.finish(run.command()?, &run.name, LIMIT_S)?;
+    let run = suite.run("disk-full").into(disk.folder().to_owned());
+    let run = run.with("--checkpoint-every-steps 1 --keep-checkpoints 99");
+    let ended = suite.finish(run.command()?, &run.name)?;
     ended.expect_code(1)?;
     ended.expect_text(&["No space left on device", "checkpoint of step"])?;
     ended.expect_one_message()?;
@@ -49,13 +47,13 @@ fn full_disk(suite: &Suite) -> Checked {
 }
 
 fn read_only_disk(suite: &Suite) -> Checked {
-    let disk = Disk::mount(&suite.folder.join("read-only-disk"), "ro")?;
-    let run = suite.run("read-only").into(disk.folder.clone());
-    let ended = suite.finish(run.command()?, &run.name, LIMIT_S)?;
+    let disk = Disk::mount(&[&suite.folder.join("read-only-disk")], "ro")?;
+    let run = suite.run("read-only").into(disk.folder().to_owned());
+    let ended = suite.finish(run.command()?, &run.name)?;
     ended.expect_code(1)?;
     ended.expect_text(&["Read-only file system", ".lock"])?;
     ended.expect(!ended.text().contains("epoch 1"), "no training")?;
-    ended.expect(names(&disk.folder)?.is_empty(), "an empty folder")
+    ended.expect(names(disk.folder())?.is_empty(), "an empty folder")
 }
 
 fn names(folder: &Path) -> Checked<Vec<String>> {

@@ -11,8 +11,7 @@ use cluster::mpirun::Mpirun;
 use cluster::process;
 use serde_json::Value;
 
-use crate::suite::run::{LIMIT_S, disturbed};
-use crate::suite::start::Launcher;
+use crate::suite::run::disturbed;
 use crate::suite::study::Study;
 use crate::suite::{Check, Checked, Stop, Suite, read};
 
@@ -34,7 +33,7 @@ fn killed_and_resumed(suite: &Suite) -> Checked {
     suite.mpirun()?;
     let study = Study::write(suite, "study", "machine", 2)?;
     let command = || study.command(Command::new(&suite.trainer));
-    let num_ranks = || suite.ranks(Launcher::Mpirun).len();
+    let num_ranks = || suite.ranks().len();
     // The first record is that of one rank; the second run has two.
     let is_time = || study.records().lines().count() == 1 && num_ranks() == 2;
     let kill = |process| Ok(process::send_signal(process, "KILL")?);
@@ -49,14 +48,14 @@ fn killed_and_resumed(suite: &Suite) -> Checked {
         sleep(Duration::from_millis(20));
     }
     let before = study.records();
-    let ended = suite.finish(command(), "study", LIMIT_S)?;
+    let ended = suite.finish(command(), "study")?;
     ended.expect_success()?;
     ended.expect(
         study.records().starts_with(&before),
         "unchanged earlier records",
     )?;
     study.expect_each_once("machine")?;
-    let again = suite.finish(command(), "study", LIMIT_S)?;
+    let again = suite.finish(command(), "study")?;
     again.expect_success()?;
     again.expect_text(&["4 of 4 runs are done already"])?;
     study.expect_each_once("machine")
@@ -76,7 +75,7 @@ fn on_emulated_hosts(suite: &Suite) -> Checked {
     let (_, sent) = disturbed(suite, command(), "study-hosts", hosts::are_there, end)?;
     sent?;
     // A study that was killed while it made hosts leaves them to the next.
-    let ended = suite.finish(command(), "study-hosts", LIMIT_S)?;
+    let ended = suite.finish(command(), "study-hosts")?;
     ended.expect_success()?;
     ended.expect(!hosts::are_there(), "no host left")?;
     study.expect_each_once("1gbit")?;
@@ -91,7 +90,7 @@ fn compared_on_hosts(suite: &Suite) -> Checked {
     let mut command = Command::new(&suite.trainer);
     command.args(WORDS.split_whitespace());
     command.args(["--with", "", "--output"]).arg(&folder);
-    let ended = suite.finish(command, "compare-hosts", LIMIT_S)?;
+    let ended = suite.finish(command, "compare-hosts")?;
     ended.expect_success()?;
     ended.expect(!hosts::are_there(), "no host left")?;
     let text = read(&folder.join("study.json"))?;

@@ -10,8 +10,7 @@ use cluster::json;
 use cluster::mpirun::Mpirun;
 
 use crate::at;
-use crate::suite::run::{EXACT, LIMIT_S, Run};
-use crate::suite::start::Launcher;
+use crate::suite::run::{EXACT, Run};
 use crate::suite::{Check, Checked, Stop, Suite, same};
 
 pub(super) const CHECKS: [Check; 8] = [
@@ -51,22 +50,17 @@ pub(super) const CHECKS: [Check; 8] = [
 fn exact_on_any_number_of_ranks(suite: &Suite) -> Checked {
     let hash = |ranks: usize| {
         let run = suite.run(&format!("exact-{ranks}")).on(ranks);
-        run.with(&EXACT)
-            .with(&["--augment", "crop-flip"])
-            .trained_hash()
+        run.with(EXACT).with("--augment crop-flip").trained_hash()
     };
     let expected = hash(1)?;
     (2..=4).try_for_each(|ranks| same(&format!("{ranks} ranks"), &expected, &hash(ranks)?))
 }
 
 fn methods_agree(suite: &Suite) -> Checked {
-    const OWN_SERVERS: &str = "--sync parameter-server --server-placement own";
     let hash = |ranks: usize, flags: &str| {
-        let flags: Vec<&str> = flags.split_whitespace().collect();
-        let run = suite.run(&format!("method-{}", flags.concat())).on(ranks);
-        run.with(&["--batch-norm", "local"])
-            .with(&flags)
-            .trained_hash()
+        let name = format!("method-{}", flags.replace(' ', ""));
+        let run = suite.run(&name).on(ranks);
+        run.with("--batch-norm local").with(flags).trained_hash()
     };
     // Two terms have one order, so that all sums are equal.
     let expected = hash(2, "")?;
@@ -76,7 +70,7 @@ fn methods_agree(suite: &Suite) -> Checked {
         (2, "--reduction halving-doubling"),
         (2, "--reduction mpi"),
         (2, "--sync parameter-server"),
-        (3, OWN_SERVERS),
+        (3, "--sync parameter-server --server-placement own"),
         (2, "--sync async-parameter-server --staleness 0"),
     ] {
         same(flags, &expected, &hash(ranks, flags)?)?;
@@ -89,11 +83,9 @@ fn methods_agree(suite: &Suite) -> Checked {
 fn repetition_is_equal(suite: &Suite) -> Checked {
     let run = suite.run("repeated");
     run.train()?;
-    let words = ["verify-run".to_owned(), run.folder.display().to_string()];
-    let repeat = || {
-        let command = suite.on_ranks(Launcher::Mpirun, 2, &suite.trainer, &words)?;
-        suite.finish(command, "repetition", LIMIT_S)
-    };
+    let trainer = suite.trainer.display();
+    let line = format!("exec {trainer} verify-run {}", run.folder.display());
+    let repeat = || suite.shell(2, "repetition", line.clone());
     let ended = repeat()?;
     ended.expect_success()?;
     ended.expect_text(&["equal: 5 steps"])?;
@@ -106,35 +98,25 @@ fn repetition_is_equal(suite: &Suite) -> Checked {
     ended.expect_text(&["different from step 0 on"])
 }
 
-/// Returns a shell line that trains; `before` may use the variable with the rank.
-fn line(run: &Run<'_>, before: &str) -> String {
-    let trainer = run.suite.trainer.display();
-    format!("{before} exec {trainer} {}", run.words().join(" "))
-}
-
 fn differences_are_named(suite: &Suite) -> Checked {
-    let rank = suite.rank_variable(Launcher::Mpirun);
-    for (flag, value, named) in [
-        ("--seed", format!("${rank}"), "run.seed of rank 1"),
+    let rank = suite.rank_variable();
+    for (flag, named) in [
+        (format!("--seed ${rank}"), "run.seed of rank 1"),
         (
-            "--model",
-            format!("resnet$((8 + 6 * {rank}))"),
+            format!("--model resnet$((8 + 6 * {rank}))"),
             "model.model of rank 1",
         ),
         (
-            "--sync",
-            format!("$(test ${rank} = 0 && echo parameter-server || echo allreduce)"),
+            format!("--sync $(test ${rank} = 0 && echo parameter-server || echo allreduce)"),
             "sync.server-placement of rank 1 differs from root's",
         ),
         (
-            "--shapes-train",
-            format!("$((202 + {rank}))"),
+            format!("--shapes-train $((202 + {rank}))"),
             "of rank 1 differs from root's: expected 202, got 203",
         ),
     ] {
-        let run = suite.run("stranger").with(&[flag, &value]);
-        let command = suite.shell(2, line(&run.with(&["--timeout", "4"]), ""))?;
-        let ended = suite.finish(command, "stranger", 120)?;
+        let run = suite.run("stranger").with(&flag).with("--timeout 4");
+        let ended = suite.shell(2, "stranger", run.line(""))?;
         ended.expect_failure()?;
         ended.expect_text(&[named])?;
         ended.expect_one_message()?;
@@ -159,41 +141,35 @@ fn servers_without_threads(suite: &Suite) -> Checked {
     if !compiler.status().is_ok_and(|status| status.success()) {
         return Err(Stop::Skipped("no C compiler named cc".to_owned()));
     }
-    let start = |run: &Run<'_>| {
-        let line = line(run, &format!("LD_PRELOAD={}", library.display()));
-        suite.finish(suite.shell(run.ranks, line)?, &run.name, 120)
-    };
-    let flags = ["--batch-norm", "local", "--sync", "parameter-server"];
-    let run = suite.run("serialized-in-workers").with(&flags);
+    let preloaded = format!("LD_PRELOAD={}", library.display());
+    let start = |run: &Run<'_>| suite.shell(run.ranks, &run.name, run.line(&preloaded));
+    let flags = "--batch-norm local --sync parameter-server";
+    let run = suite.run("serialized-in-workers").with(flags);
     let ended = start(&run)?;
     ended.expect_code(1)?;
     ended.expect_text(&["needs a communicator", "MPI_THREAD_MULTIPLE"])?;
     ended.expect_one_message()?;
     let is_empty = fs::read_dir(&run.folder).is_ok_and(|mut entries| entries.next().is_none());
     ended.expect(is_empty, "nothing written")?;
-    let own = suite.run("serialized-own").on(3).with(&flags);
-    start(&own.with(&["--server-placement", "own"]))?.expect_success()
+    let own = suite.run("serialized-own").on(3).with(flags);
+    start(&own.with("--server-placement own"))?.expect_success()
 }
 
 /// Stops rank 1 most of the time, but never for as long as the timeout, until rank 0 has waited
 /// longer than the timeout.
 fn slow_rank_is_waited_for(suite: &Suite) -> Checked {
-    const LOCAL: &str = "--sync local-sgd --every 1000 --batch-norm local --timeout 2";
-    let local: Vec<&str> = LOCAL.split(' ').collect();
     // Enough steps to be late by more than the timeout on a fast CPU as well.
     let run = suite
         .run("slow")
-        .with(&local)
-        .with(&["--shapes-train", "7202"]);
+        .with("--sync local-sgd --every 1000 --batch-norm local --timeout 2 --shapes-train 7202");
     // MPICH's launcher does not reap a rank whose sockets the loop inherited, so the loop ends when
     // the rank is a zombie.
     let slowed = format!(
         "if [ ${} = 1 ]; then (while kill -STOP $$ && grep -q '^State:.[^Z]' /proc/$$/status; do \
          sleep 0.4; kill -CONT $$; sleep 0.1; done >/dev/null 2>&1) & fi;",
-        suite.rank_variable(Launcher::Mpirun)
+        suite.rank_variable()
     );
-    let command = suite.shell(2, line(&run, &slowed))?;
-    let ended = suite.finish(command, "slow", 120)?;
+    let ended = suite.shell(2, "slow", run.line(&slowed))?;
     ended.expect_success()?;
     let waited_s = json::number(&run.file("summary.json")?, "communication").unwrap_or_default();
     ended.expect(
@@ -204,7 +180,7 @@ fn slow_rank_is_waited_for(suite: &Suite) -> Checked {
 
 fn lost_rank_is_named(suite: &Suite, signal: &str, named: &str) -> Checked {
     let run = suite.run(&format!("lost-{signal}")).epochs(200);
-    let run = run.with(&["--timeout", "4"]);
+    let run = run.with("--timeout 4");
     let (ended, elapsed) = run.signalled(|| run.has_line(), &[(signal, 1)])?;
     ended.expect(elapsed.as_secs() < 40, "an end within 40 s of the signal")?;
     ended.expect_failure()?;

@@ -9,7 +9,7 @@ use cluster::json;
 use cluster::probe;
 
 use crate::at;
-use crate::suite::run::{LIMIT_S, Run};
+use crate::suite::run::Run;
 use crate::suite::{Check, Checked, Ended, Suite};
 
 pub(super) const CHECKS: [Check; 3] = [
@@ -33,9 +33,9 @@ const LOSS_TOLERANCE: f64 = 1e-3;
 fn refuses_misunderstood_launchers(suite: &Suite) -> Checked {
     for (variable, tasks) in [("SLURM_NTASKS", "3"), ("OMPI_COMM_WORLD_SIZE", "4")] {
         let run = suite.run(variable);
-        let mut command = suite.alone(&suite.trainer, &run.words());
+        let mut command = suite.alone(&run.words);
         command.env(variable, tasks);
-        let ended = suite.finish(command, variable, 60)?;
+        let ended = suite.finish(command, variable)?;
         ended.expect_failure()?;
         let numbers: Vec<&str> = ended.text().split(|c: char| !c.is_ascii_digit()).collect();
         let has_both = numbers.contains(&tasks) && numbers.contains(&"1");
@@ -54,16 +54,13 @@ fn launches_without_ssh(suite: &Suite) -> Checked {
         let program = probe::program(name).ok_or_else(|| format!("no {name}"))?;
         symlink(program, programs.join(name)).map_err(at(&programs))?;
     }
-    let launch = ["launch", "-n", "2", "--"].map(str::to_owned);
-    let mut command = suite.alone(&suite.trainer, &[&launch[..], &run.words()].concat());
+    let mut command = run.launch();
     command
         .env("PATH", &programs)
         .env("MPIRUN", suite.mpirun()?.program())
         .env("TMPDIR", "/proc")
         .env_remove("HOME");
-    suite
-        .finish(command, "without-ssh", LIMIT_S)?
-        .expect_success()?;
+    suite.finish(command, "without-ssh")?.expect_success()?;
     run.hash().map(drop)
 }
 
@@ -79,8 +76,7 @@ fn metrics(run: &Run<'_>, ended: &Ended) -> Checked<(usize, f64)> {
 fn losses_agree(suite: &Suite) -> Checked {
     suite.mpirun()?;
     let alone = suite.run("alone");
-    let command = suite.alone(&suite.trainer, &alone.words());
-    let ended = suite.finish(command, "alone", LIMIT_S)?;
+    let ended = suite.finish(suite.alone(&alone.words), "alone")?;
     ended.expect_success()?;
     let (num_lines, loss) = metrics(&alone, &ended)?;
     for ranks in 2..=4 {

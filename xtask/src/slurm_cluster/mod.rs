@@ -16,8 +16,7 @@ use cluster::options::Installing;
 use cluster::{probe, process};
 
 use crate::cargo;
-use crate::packages::{Need, Privilege, as_root, succeeds};
-use crate::setup;
+use crate::setup::{self, Need, as_root, succeeds};
 
 const DETAILS: &str = "\
 `up` starts the cluster or finds it running, and prints the line that makes srun, sbatch and the
@@ -81,7 +80,7 @@ impl ClusterCommand {
 
 /// Returns the reason if no cluster can start here; installs what is missing if allowed.
 pub(crate) fn lacking(installing: Installing) -> Option<String> {
-    if Privilege::find() == Privilege::None {
+    if !succeeds(&mut as_root("true")) {
         let text = "Slurm's daemons need root: run this as root, or allow sudo without a password";
         return Some(text.to_owned());
     }

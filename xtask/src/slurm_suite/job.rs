@@ -27,7 +27,7 @@ impl<'a> BatchJob<'a> {
         let suite = run.suite;
         run.make_folder()?;
         let tasks = (run.ranks / 2).to_string();
-        let words = [run.words(), vec!["--resume".to_owned()]].concat();
+        let words = run.clone().with("--resume").words;
         // Restarts are for crashes inside MPI's own start.
         let submit = ["submit", "--requeue", "--restarts", "2", "--dry-run"];
         let submit = [&submit[..], &["--ntasks-per-node", &tasks]].concat();

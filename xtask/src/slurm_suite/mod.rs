@@ -14,7 +14,7 @@ use std::process::Command;
 use cluster::failure::Outcome;
 use cluster::mpirun::Mpirun;
 
-use crate::chaos::{self, Storm};
+use crate::chaos;
 use crate::slurm_cluster::NODES;
 use crate::suite::run::Run;
 use crate::suite::start::Launcher;
@@ -69,14 +69,8 @@ fn slurm(suite: &Suite, words: &[&str], passed_on: &[String]) -> Checked<Command
 
 /// Includes SIGKILL to one task of two nodes.
 fn storm(suite: &Suite) -> Checked {
-    let undisturbed = chaos::undisturbed(suite)?;
     // Survivors in a collective ignore SIGTERM and wait for SIGKILL.
     suite.cluster()?.set_kill_wait(2)?;
-    let storm = Storm {
-        faults: 12,
-        seed: 7,
-        disk: None,
-    };
-    println!("{}", storm.rage(suite, undisturbed)?);
+    println!("{}", chaos::storm(suite, 12, 7, None)?);
     Ok(())
 }

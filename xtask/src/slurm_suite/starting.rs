@@ -4,7 +4,6 @@
 use std::path::Path;
 
 use super::{EPOCHS, quick, undisturbed};
-use crate::suite::run::LIMIT_S;
 use crate::suite::start::Launcher;
 use crate::suite::{Check, Checked, Suite};
 
@@ -60,9 +59,9 @@ fn separate_worlds_are_refused(suite: &Suite) -> Checked {
         let run = quick(suite, name);
         let mut words: Vec<String> = hidden.iter().map(|word| (*word).to_owned()).collect();
         words.push(suite.trainer.display().to_string());
-        words.extend(run.words());
+        words.extend(run.words.clone());
         let command = suite.srun("none", 2, Path::new("env"), &words)?;
-        let ended = suite.finish(command, name, 120)?;
+        let ended = suite.finish(command, name)?;
         ended.expect_failure()?;
         ended.expect_text(parts)?;
         ended.expect(!run.has_line(), "no training")?;
@@ -79,7 +78,7 @@ fn doctor_is_right(suite: &Suite) -> Checked {
         let words = ["doctor", "--threads", "1", "--output-dir"].map(str::to_owned);
         let words = [&words[..], &[output.display().to_string()]].concat();
         let command = suite.srun(mpi, 2, &suite.trainer, &words)?;
-        let ended = suite.finish(command, &format!("doctor-{mpi}"), 120)?;
+        let ended = suite.finish(command, &format!("doctor-{mpi}"))?;
         ended.expect_code(code)?;
         ended.expect_text(&[part, "world", "data set"])?;
         ended.expect(!output.exists(), "no output directory")?;
@@ -91,8 +90,8 @@ fn second_job_is_refused(suite: &Suite) -> Checked {
     // Long enough for the second job to start before the end of the first.
     let long = |name| suite.run(name).epochs(10 * EPOCHS).quick();
     let expected = long("in-use-alone").by(Launcher::Mpirun).trained_hash()?;
-    let run = long("in-use").with(&["--resume"]);
-    let start_second = |_| suite.finish(run.command()?, "in-use-second", LIMIT_S);
+    let run = long("in-use").with("--resume");
+    let start_second = |_| suite.finish(run.command()?, "in-use-second");
     // One rank on each node leaves room for another job of the same kind.
     let (first, second) = run.disturbed(run.command()?, || run.has_line(), start_second)?;
     let second = second?;

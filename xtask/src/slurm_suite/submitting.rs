@@ -8,7 +8,7 @@ use cluster::process;
 
 use super::job::BatchJob;
 use super::{quick, slurm, undisturbed};
-use crate::suite::run::{LIMIT_S, disturbed};
+use crate::suite::run::disturbed;
 use crate::suite::study::Study;
 use crate::suite::{Check, Checked, Ended, Suite};
 
@@ -40,19 +40,19 @@ const SUBMIT: [&str; 6] = [
 /// Runs `trainer slurm`, which must succeed.
 fn succeeds(suite: &Suite, words: &[&str], passed_on: &[String]) -> Checked<Ended> {
     let name = format!("slurm-{}", words[0]);
-    let ended = suite.finish(slurm(suite, words, passed_on)?, &name, 200)?;
+    let ended = suite.finish(slurm(suite, words, passed_on)?, &name)?;
     ended.expect_success()?;
     Ok(ended)
 }
 
 fn watched(suite: &Suite) -> Checked {
     let run = quick(suite, "watched");
-    succeeds(suite, &SUBMIT, &run.words())?;
+    succeeds(suite, &SUBMIT, &run.words)?;
     let job = BatchJob::last_of(&run)?;
     let watch = |flag: &str| -> Checked<Ended> {
         let mut command = suite.cluster()?.command(&suite.trainer);
         command.args(["watch", &job.id, flag]);
-        let ended = suite.finish(command, "watch", LIMIT_S)?;
+        let ended = suite.finish(command, "watch")?;
         ended.expect_success()?;
         Ok(ended)
     };
@@ -73,7 +73,7 @@ fn watched(suite: &Suite) -> Checked {
 fn submitted_and_cancelled(suite: &Suite) -> Checked {
     let run = quick(suite, "submitted");
     let folder = run.folder.display().to_string();
-    succeeds(suite, &SUBMIT, &run.words())?;
+    succeeds(suite, &SUBMIT, &run.words)?;
     let job = BatchJob::last_of(&run)?;
     job.wait_for("the end of the first epoch", || Ok(run.has_line()))?;
     succeeds(suite, &["status", &folder], &[])?.expect_text(&["RUNNING"])?;
@@ -83,7 +83,7 @@ fn submitted_and_cancelled(suite: &Suite) -> Checked {
     if job.restarts()? > 0 || !run.stopped_early()? || !has_checkpoint {
         return Err(job.error("expected an early stop with a checkpoint, and no restart"));
     }
-    succeeds(suite, &SUBMIT, &run.words())?;
+    succeeds(suite, &SUBMIT, &run.words)?;
     BatchJob::last_of(&run)?.ends("COMPLETED")?;
     run.expect_hash(&undisturbed(suite)?)?;
     succeeds(suite, &["logs", &folder], &[])?.expect_text(&["resumed at epoch"])
@@ -106,7 +106,7 @@ fn study_killed_and_resumed(suite: &Suite) -> Checked {
     let (_, sent) = disturbed(suite, command(), "study", has_both, kill)?;
     sent?;
     let before = journal();
-    let ended = suite.finish(command(), "study", LIMIT_S)?;
+    let ended = suite.finish(command(), "study")?;
     ended.expect_success()?;
     ended.expect(journal() == before, "no further job")?;
     study.expect_each_once("slurm")?;

@@ -3,11 +3,12 @@
 //! In: the output directory of a run. Out: the steps of its checkpoints, oldest first, or an error.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use cluster::json;
-use cluster::process;
 
 const STATE: &str = "state.json";
 /// Files of every checkpoint.
@@ -19,19 +20,18 @@ const FILES: [&str; 2] = ["model.safetensors", "training.safetensors"];
 pub(crate) fn whole(output: &Path, damaged: Option<u64>) -> Result<Vec<u64>, String> {
     let mut steps = Vec::new();
     let folder = output.join("checkpoints");
-    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in names(&folder) {
         let current = name.trim_end_matches(".replaced");
         let digits = current.strip_prefix("step-");
         let Some(step) = digits.and_then(|digits| digits.parse::<u64>().ok()) else {
             continue;
         };
         let is_superseded = current != name && folder.join(current).exists();
-        if is_superseded || damaged == Some(step) {
-            continue;
+        if !is_superseded && damaged != Some(step) {
+            let path = folder.join(&name);
+            check(&path, step).map_err(|text| format!("{}: {text}", path.display()))?;
+            steps.push(step);
         }
-        check(&entry.path(), step).map_err(|text| format!("{}: {text}", entry.path().display()))?;
-        steps.push(step);
     }
     steps.sort_unstable();
     Ok(steps)
@@ -39,12 +39,16 @@ pub(crate) fn whole(output: &Path, damaged: Option<u64>) -> Result<Vec<u64>, Str
 
 /// Returns true if an unfinished checkpoint exists that is not older than `since`.
 pub(crate) fn is_being_written(output: &Path, since: SystemTime) -> bool {
-    let entries = fs::read_dir(output.join("checkpoints"));
-    entries.into_iter().flatten().flatten().any(|entry| {
-        let modified = entry.metadata().and_then(|data| data.modified());
-        entry.file_name().to_string_lossy().ends_with(".unfinished")
-            && modified.is_ok_and(|time| time >= since)
+    let folder = output.join("checkpoints");
+    names(&folder).any(|name| {
+        let modified = fs::metadata(folder.join(&name)).and_then(|data| data.modified());
+        name.ends_with(".unfinished") && modified.is_ok_and(|time| time >= since)
     })
+}
+
+fn names(folder: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
 fn check(checkpoint: &Path, step: u64) -> Result<(), String> {
@@ -56,25 +60,33 @@ fn check(checkpoint: &Path, step: u64) -> Result<(), String> {
     if written != Some(step as f64) {
         return Err(format!("{STATE}: expected step {step}, got {written:?}"));
     }
-    let first_word = |text: &str| text.split_whitespace().next().map(str::to_owned);
-    let mut sums = vec![(STATE.to_owned(), first_word(&read("state.sha256")?))];
-    let entries = fs::read_dir(checkpoint).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let residuals = names.filter(|name| name.starts_with("residual-"));
+    // Lines as sha256sum writes them.
+    let mut sums = read("state.sha256")?;
+    let residuals = names(checkpoint).filter(|name| name.starts_with("residual-"));
     for file in FILES.map(str::to_owned).into_iter().chain(residuals) {
-        let sum = json::text(&state, &file);
-        sums.push((file, sum));
+        let sum = json::text(&state, &file).ok_or_else(|| format!("no SHA-256 of {file}"))?;
+        sums.push_str(&format!("{sum}  {file}\n"));
     }
-    for (file, expected) in sums {
-        let expected = expected.ok_or_else(|| format!("no SHA-256 of {file}"))?;
-        let path = checkpoint.join(&file).display().to_string();
-        let answer = process::answer("sha256sum", &[path.as_str()]).unwrap_or_default();
-        let got = first_word(&answer).unwrap_or_else(|| "an unreadable file".to_owned());
-        if got != expected {
-            return Err(format!("{file}: expected SHA-256 {expected}, got {got}"));
+    let mut command = Command::new("sha256sum");
+    command.args(["--check", "--strict", "--quiet"]);
+    command.current_dir(checkpoint).env("LC_ALL", "C");
+    command.stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut judge = || {
+        let mut child = command.spawn()?;
+        child
+            .stdin
+            .take()
+            .map_or(Ok(()), |mut input| input.write_all(sums.as_bytes()))?;
+        child.wait_with_output()
+    };
+    let output = judge().map_err(|error| format!("sha256sum: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            Err(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -100,7 +112,7 @@ mod tests {
         );
         fs::write(checkpoint.join(STATE), state).unwrap();
         let path = checkpoint.join(STATE).display().to_string();
-        let sum = process::answer("sha256sum", &[path.as_str()]).unwrap();
+        let sum = cluster::process::answer("sha256sum", &[path.as_str()]).unwrap();
         fs::write(checkpoint.join("state.sha256"), sum).unwrap();
         folder
     }
@@ -119,13 +131,14 @@ mod tests {
 
     #[test]
     fn a_changed_state_a_wrong_sum_and_a_missing_file_are_found() {
-        let folder = example("broken", Some("00"));
+        let wrong = "0".repeat(64);
+        let folder = example("broken", Some(&wrong));
         let error = || whole(&folder, None).unwrap_err();
-        assert!(error().contains("expected SHA-256 00, got e3b0"));
+        assert!(error().contains("model.safetensors: FAILED"), "{}", error());
         let state = folder.join("checkpoints/step-00000005").join(STATE);
         let text = fs::read_to_string(&state).unwrap();
         fs::write(&state, format!("{text} ")).unwrap();
-        assert!(error().contains("state.json: expected SHA-256"));
+        assert!(error().contains("state.json: FAILED"), "{}", error());
         fs::remove_file(state).unwrap();
         assert!(error().contains(STATE));
         fs::remove_dir_all(folder).unwrap();

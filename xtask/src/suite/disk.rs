@@ -1,6 +1,6 @@
-//! A small disk for a run: a tmpfs that can be full or read-only.
+//! Small disks for a run: tmpfs mounts that can be full or read-only.
 //!
-//! In: a folder. Out: [`Disk`]. Invariant: the mount ends with the value; a new mount replaces that
+//! In: folders. Out: [`Disk`]. Invariant: the mounts end with the value; new mounts replace those
 //! of an interrupted run. Source: mount(8), tmpfs(5).
 
 use std::fs::{self, File};
@@ -11,95 +11,115 @@ use std::process::Command;
 
 use super::{Checked, Stop};
 use crate::at;
-use crate::packages::{as_root, succeeds};
+use crate::setup::{as_root, succeeds};
 
 /// File that takes the free space.
 const FILLER: &str = "filler";
 
-/// A mounted tmpfs.
+/// A mounted tmpfs, perhaps with another one in it.
 pub(crate) struct Disk {
-    pub(crate) folder: PathBuf,
+    /// Folders of the mounts, outermost first.
+    folders: Vec<PathBuf>,
 }
 
 impl Disk {
-    /// Mounts a disk; skips the check if this user cannot mount.
-    pub(crate) fn mount(folder: &Path, options: &str) -> Checked<Self> {
-        unmount(folder);
-        fs::create_dir_all(folder).map_err(at(folder))?;
+    /// Mounts a disk in each folder, outermost first; skips the check if this user cannot mount.
+    pub(crate) fn mount(folders: &[&Path], options: &str) -> Checked<Self> {
+        let mut disk = Disk {
+            folders: Vec::new(),
+        };
         let options = format!("{options},mode=0777");
-        let mut command = as_root("mount");
-        command.args(["-t", "tmpfs", "-o", &options, "lockstep-suite"]);
-        if !succeeds(command.arg(folder)) {
-            let text = "this user cannot mount a tmpfs";
-            return Err(Stop::Skipped(text.to_owned()));
+        for folder in folders {
+            unmount(folder);
+            fs::create_dir_all(folder).map_err(at(folder))?;
+            let mut command = as_root("mount");
+            command.args(["-t", "tmpfs", "-o", &options, "lockstep-suite"]);
+            if !succeeds(command.arg(folder)) {
+                let text = "this user cannot mount a tmpfs";
+                return Err(Stop::Skipped(text.to_owned()));
+            }
+            disk.folders.push(folder.to_path_buf());
         }
-        Ok(Disk {
-            folder: folder.to_owned(),
-        })
+        Ok(disk)
     }
 
-    /// Changes mount options; fails for `ro` while a file is open for writing.
+    /// Returns the folder of the outermost mount.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folders[0]
+    }
+
+    /// Changes the options of the innermost mount; fails for `ro` while a file on it is open for
+    /// writing.
     pub(crate) fn remount(&self, options: &str) -> bool {
-        let options = format!("remount,{options}");
-        succeeds(as_root("mount").args(["-o", &options]).arg(&self.folder))
+        let innermost = self.folders.last();
+        innermost.is_some_and(|folder| remount(folder, options))
     }
 
     /// Takes all free space.
     pub(crate) fn fill(&self) -> Checked {
-        let filler = self.folder.join(FILLER);
-        let mut options = File::options();
-        let opened = options.append(true).create(true).open(&filler);
-        let mut file = opened.map_err(at(&filler))?;
-        loop {
-            match file.write_all(&[0; 4096]) {
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::StorageFull => return Ok(()),
-                Err(error) => return Err(at(&filler)(error).into()),
+        for folder in self.folders.iter().rev() {
+            let filler = folder.join(FILLER);
+            let opened = File::options().append(true).create(true).open(&filler);
+            let mut file = opened.map_err(at(&filler))?;
+            loop {
+                match file.write_all(&[0; 4096]) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::StorageFull => break,
+                    Err(error) => return Err(at(&filler)(error).into()),
+                }
             }
         }
+        Ok(())
     }
 
     /// Makes the disk writable again and frees the space that [`Disk::fill`] took.
     pub(crate) fn repair(&self) -> Checked {
-        if !self.remount("rw") {
-            return Err(format!("{}: cannot be remounted", self.folder.display()).into());
-        }
-        let filler = self.folder.join(FILLER);
-        if filler.exists() {
-            fs::remove_file(&filler).map_err(at(&filler))?;
+        for folder in self.folders.iter().rev() {
+            if !remount(folder, "rw") {
+                return Err(format!("{}: cannot be remounted", folder.display()).into());
+            }
+            let filler = folder.join(FILLER);
+            if filler.exists() {
+                fs::remove_file(&filler).map_err(at(&filler))?;
+            }
         }
         Ok(())
     }
 
     /// Removes all files.
     pub(crate) fn clear(&self) -> Checked {
-        for entry in fs::read_dir(&self.folder)
-            .map_err(at(&self.folder))?
-            .flatten()
-        {
-            let path = entry.path();
-            if is_mounted(&path) {
-                continue;
+        for folder in self.folders.iter().rev() {
+            for entry in fs::read_dir(folder).map_err(at(folder))?.flatten() {
+                let path = entry.path();
+                if !is_mounted(&path) {
+                    let is_folder = path.is_dir();
+                    let remove = if is_folder {
+                        fs::remove_dir_all
+                    } else {
+                        fs::remove_file
+                    };
+                    remove(&path).map_err(at(&path))?;
+                }
             }
-            let removed = match path.is_dir() {
-                true => fs::remove_dir_all(&path),
-                false => fs::remove_file(&path),
-            };
-            removed.map_err(at(&path))?;
         }
         Ok(())
     }
 
     /// Copies the files to a folder that outlives the disk.
     pub(crate) fn copy_to(&self, folder: &Path) {
-        succeeds(Command::new("cp").arg("-a").arg(&self.folder).arg(folder));
+        succeeds(Command::new("cp").arg("-a").arg(self.folder()).arg(folder));
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        unmount(&self.folder);
+        self.folders.iter().rev().for_each(|folder| unmount(folder));
     }
+}
+
+fn remount(folder: &Path, options: &str) -> bool {
+    let options = format!("remount,{options}");
+    succeeds(as_root("mount").args(["-o", &options]).arg(folder))
 }
 
 fn unmount(folder: &Path) {

@@ -4,7 +4,7 @@
 //! Invariant: each rank computes with one thread, and every process has a deadline.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -20,76 +20,66 @@ use crate::at;
 pub(crate) const LIMIT_S: u64 = 600;
 
 /// Flags with which every number of ranks has the same bits.
-pub(crate) const EXACT: [&str; 6] = [
-    "--reduction",
-    "exact",
-    "--virtual-shards",
-    "4",
-    "--batch-norm",
-    "local",
-];
+pub(crate) const EXACT: &str = "--reduction exact --virtual-shards 4 --batch-norm local";
 
 /// A twelfth of the samples: still five steps in an epoch, the last with fewer samples than shards.
-const FEW_SAMPLES: [&str; 6] = [
-    "--shapes-train",
-    "18",
-    "--shapes-test",
-    "8",
-    "--global-batch-size",
-    "4",
-];
+const FEW_SAMPLES: &str = "--shapes-train 18 --shapes-test 8 --global-batch-size 4";
 
 /// Five steps in an epoch; the last has 10 samples, which 3 and 4 ranks share unevenly.
 const TRAIN: &str = "train --model resnet8 --dataset shapes --shapes-train 202 --shapes-test 130 \
     --global-batch-size 48 --batch-norm sync --warmup-epochs 0 --learning-rate 0.05 --seed 0 \
-    --threads 1 --device flex";
+    --threads 1 --device flex --epochs 1";
 
 /// A training run, with a folder for its output.
+#[derive(Clone)]
 pub(crate) struct Run<'a> {
     pub(crate) suite: &'a Suite,
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
     pub(crate) launcher: Launcher,
     pub(crate) ranks: usize,
-    words: Vec<String>,
+    /// Arguments of the trainer.
+    pub(crate) words: Vec<String>,
 }
 
-impl<'a> Run<'a> {
+impl Suite {
     /// Makes a run of one epoch on two ranks; removes the output of an earlier attempt.
-    pub(super) fn new(suite: &'a Suite, name: &str) -> Self {
-        let folder = suite.folder.join(name);
+    pub(crate) fn run(&self, name: &str) -> Run<'_> {
+        let folder = self.folder.join(name);
         let _ = fs::remove_dir_all(&folder);
         // `--resume` needs an existing folder.
         let _ = fs::create_dir_all(&folder);
         let run = Run {
-            suite,
+            suite: self,
             name: name.to_owned(),
-            launcher: suite.launcher(),
+            launcher: self.launcher(),
             ranks: 2,
             words: TRAIN.split_whitespace().map(str::to_owned).collect(),
             folder: PathBuf::new(),
         };
-        run.epochs(1).into(folder)
+        run.into(folder)
     }
+}
 
+impl Run<'_> {
     pub(crate) fn on(mut self, ranks: usize) -> Self {
         self.ranks = ranks;
         self
     }
 
     pub(crate) fn epochs(self, epochs: usize) -> Self {
-        self.with(&["--epochs", &epochs.to_string()])
+        self.with(&format!("--epochs {epochs}"))
     }
 
     /// Adds flags; each replaces an earlier flag of its name.
-    pub(crate) fn with(mut self, flags: &[&str]) -> Self {
-        self.words = instead(self.words, flags);
+    pub(crate) fn with(mut self, flags: &str) -> Self {
+        replace_flags(&mut self.words, flags.split_whitespace());
         self
     }
 
     /// Adds the flags for few samples and exact reduction.
     pub(crate) fn quick(self) -> Self {
-        self.with(&EXACT).with(&FEW_SAMPLES)
+        self.with(EXACT).with(FEW_SAMPLES)
     }
 
     pub(crate) fn by(mut self, launcher: Launcher) -> Self {
@@ -98,21 +88,10 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn into(mut self, folder: PathBuf) -> Self {
-        self = self.with(&["--output-dir", &folder.display().to_string()]);
+        let output = ["--output-dir", &folder.to_string_lossy()];
+        replace_flags(&mut self.words, output.into_iter());
         self.folder = folder;
         self
-    }
-
-    /// Replaces the command and the folder by those of another command.
-    pub(crate) fn of(mut self, words: Vec<String>, folder: &Path) -> Self {
-        self.words = words;
-        folder.clone_into(&mut self.folder);
-        self
-    }
-
-    /// Returns the trainer's arguments.
-    pub(crate) fn words(&self) -> Vec<String> {
-        self.words.clone()
     }
 
     pub(crate) fn log(&self) -> PathBuf {
@@ -127,28 +106,35 @@ impl<'a> Run<'a> {
         suite.on_ranks(self.launcher, self.ranks, &suite.trainer, words)
     }
 
+    /// Returns the command in which `trainer launch` starts two ranks.
+    pub(crate) fn launch(&self) -> Command {
+        let launch = ["launch", "-n", "2", "--"].map(str::to_owned);
+        self.suite.alone(&[&launch[..], &self.words].concat())
+    }
+
     /// Makes the folder, which `--resume` needs also in the first session.
     pub(crate) fn make_folder(&self) -> Checked {
         Ok(fs::create_dir_all(&self.folder).map_err(at(&self.folder))?)
     }
 
+    /// Returns the trainer's command as a shell line; `before` may set variables.
+    pub(crate) fn line(&self, before: &str) -> String {
+        let trainer = self.suite.trainer.display();
+        format!("{before} exec {trainer} {}", self.words.join(" "))
+    }
+
     /// Trains to the end.
     pub(crate) fn train(&self) -> Checked<Ended> {
-        let once = || Ended::run(self.command()?, &self.log(), LIMIT_S);
-        let ended = again_if_mpi_crashed(once, |ended| ended)?;
+        let train = || Ok((self.suite.finish(self.command()?, &self.name)?, ()));
+        let (ended, ()) = again_if_mpi_crashed(train)?;
         ended.expect_success()?;
         Ok(ended)
     }
 
     /// Continues the run to its end.
     pub(crate) fn resume(&self) -> Checked<Ended> {
-        let resumed = Run {
-            suite: self.suite,
-            name: format!("{}-resumed", self.name),
-            folder: self.folder.clone(),
-            words: instead(self.words(), &["--resume"]),
-            ..*self
-        };
+        let mut resumed = self.clone().with("--resume");
+        resumed.name.push_str("-resumed");
         resumed.train()
     }
 
@@ -168,19 +154,16 @@ impl<'a> Run<'a> {
         let send = |_| {
             let start = Instant::now();
             for (signal, rank) in signals {
-                let process = self
-                    .suite
-                    .process_of_rank(self.launcher, &self.folder, *rank);
+                let process = self.process_of_rank(*rank);
                 let missing = || format!("{}: no process of rank {rank}", self.name);
                 process::send_signal(process.ok_or_else(missing)?, signal)?;
             }
             Ok(start)
         };
-        let once = || {
+        let (ended, elapsed) = again_if_mpi_crashed(|| {
             let (ended, sent) = self.disturbed(self.command()?, &is_time, send)?;
             Ok((ended, sent.map(|start| start.elapsed())))
-        };
-        let (ended, elapsed) = again_if_mpi_crashed(once, |(ended, _)| ended)?;
+        })?;
         if let Err(Stop::Failed(text)) = &elapsed {
             ended.expect(false, &format!("a run that accepts signals ({text})"))?;
         }
@@ -195,6 +178,14 @@ impl<'a> Run<'a> {
         disturb: impl FnOnce(u32) -> Checked<T>,
     ) -> Checked<(Ended, Checked<T>)> {
         disturbed(self.suite, command, &self.name, is_time, disturb)
+    }
+
+    /// Returns the process of a rank that trains into this run's folder.
+    pub(crate) fn process_of_rank(&self, rank: usize) -> Option<u32> {
+        let folder = self.folder.display().to_string();
+        let mut ranks = self.suite.ranks().into_iter();
+        let found = ranks.find(|found| found.rank == rank && found.words.contains(&folder));
+        found.map(|found| found.process)
     }
 
     /// Returns true once the first epoch is done.
@@ -242,16 +233,13 @@ impl<'a> Run<'a> {
 }
 
 /// Repeats a start if MPI crashed in the first one, and prints that.
-fn again_if_mpi_crashed<T>(
-    once: impl Fn() -> Checked<T>,
-    ended: impl Fn(&T) -> &Ended,
-) -> Checked<T> {
-    let result = once()?;
-    if !ended(&result).crashed_in_start() {
-        return Ok(result);
+fn again_if_mpi_crashed<T>(start: impl Fn() -> Checked<(Ended, T)>) -> Checked<(Ended, T)> {
+    let (ended, result) = start()?;
+    if !ended.crashed_in_start() {
+        return Ok((ended, result));
     }
     println!("        MPI crashed in its own start; starting again");
-    once()
+    start()
 }
 
 /// Starts a command, disturbs its process at a time, and waits for the end in any case, as a
@@ -281,9 +269,8 @@ pub(crate) fn disturbed<T>(
     Ok((ended, disturbance))
 }
 
-/// Returns the words with `flags` instead of the same flags among them; of two equal `flags` the
-/// last counts.
-fn instead(mut words: Vec<String>, flags: &[&str]) -> Vec<String> {
+/// Appends flags and removes earlier ones of the same names.
+fn replace_flags<'w>(words: &mut Vec<String>, flags: impl Iterator<Item = &'w str>) {
     let is_flag = |word: &str| word.starts_with("--");
     for word in flags {
         let earlier = words.iter().position(|earlier| earlier == word);
@@ -294,9 +281,8 @@ fn instead(mut words: Vec<String>, flags: &[&str]) -> Vec<String> {
             let num_values = values.take_while(|value| !is_flag(value)).count();
             words.drain(place..=place + num_values);
         }
-        words.push((*word).to_owned());
+        words.push(word.to_owned());
     }
-    words
 }
 
 #[cfg(test)]
@@ -305,18 +291,18 @@ mod tests {
 
     #[test]
     fn a_flag_given_again_replaces_the_first() {
-        let instead = |words: &str, flags: &[&str]| {
-            let words = words.split(' ').map(str::to_owned).collect();
-            super::instead(words, flags).join(" ")
-        };
-        assert_eq!(
-            instead("train --seed 0 --epochs 2", &["--seed", "7", "--resume"]),
-            "train --epochs 2 --seed 7 --resume"
-        );
-        assert_eq!(
-            instead("--a 1 --b --c 3", &["--b", "--a", "2", "--a", "4"]),
-            "--c 3 --b --a 4"
-        );
+        for (words, flags, expected) in [
+            (
+                "train --seed 0 --epochs 2",
+                "--seed 7 --resume",
+                "train --epochs 2 --seed 7 --resume",
+            ),
+            ("--a 1 --b --c 3", "--b --a 2 --a 4", "--c 3 --b --a 4"),
+        ] {
+            let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            replace_flags(&mut words, flags.split(' '));
+            assert_eq!(words.join(" "), expected);
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use cluster::cores;
 use cluster::failure::Outcome;
 use cluster::mpirun::{self, Mpirun, Placement};
 
-use super::run::Run;
+use super::run::LIMIT_S;
 use super::{Checked, Ended, Stop};
 use crate::at;
 use crate::cargo::{self, Mpi};
@@ -75,8 +75,8 @@ impl Programs {
 /// A process of a rank.
 pub(crate) struct Rank {
     pub(crate) process: u32,
-    rank: String,
-    words: Vec<String>,
+    pub(super) rank: usize,
+    pub(super) words: Vec<String>,
 }
 
 impl Suite {
@@ -123,18 +123,20 @@ impl Suite {
         }
     }
 
-    /// Returns a new run of one epoch on two ranks.
-    pub(crate) fn run(&self, name: &str) -> Run<'_> {
-        Run::new(self, name)
-    }
-
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.log"))
     }
 
-    /// Runs a command for at most `limit_s` seconds, with the log `NAME.log`.
-    pub(crate) fn finish(&self, command: Command, name: &str, limit_s: u64) -> Checked<Ended> {
-        Ended::run(command, &self.log(name), limit_s)
+    /// Runs a command with the log `NAME.log`.
+    pub(crate) fn finish(&self, command: Command, name: &str) -> Checked<Ended> {
+        Ended::run(command, &self.log(name), LIMIT_S)
+    }
+
+    /// Runs a shell line on ranks under mpirun, with the log `NAME.log`.
+    pub(crate) fn shell(&self, ranks: usize, name: &str, line: String) -> Checked<Ended> {
+        let words = ["-c".to_owned(), line];
+        let command = self.on_ranks(Launcher::Mpirun, ranks, Path::new("/bin/sh"), &words)?;
+        self.finish(command, name)
     }
 
     /// Returns the value that `hash` computes, which happens once for each name.
@@ -152,9 +154,9 @@ impl Suite {
         Ok(hash)
     }
 
-    /// Returns a command for a program on one process, without a launcher.
-    pub(crate) fn alone(&self, program: &Path, arguments: &[String]) -> Command {
-        let mut command = Command::new(program);
+    /// Returns a command of the trainer on one process, without a launcher.
+    pub(crate) fn alone(&self, arguments: &[String]) -> Command {
+        let mut command = Command::new(&self.trainer);
         command.args(arguments);
         mpirun::forget_surrounding_job(&mut command);
         command
@@ -187,12 +189,6 @@ impl Suite {
         Ok(command)
     }
 
-    /// Returns a command for a shell line on ranks under mpirun.
-    pub(crate) fn shell(&self, ranks: usize, line: String) -> Checked<Command> {
-        let words = ["-c".to_owned(), line];
-        self.on_ranks(Launcher::Mpirun, ranks, Path::new("/bin/sh"), &words)
-    }
-
     /// Returns a command for a job step with its own allocation, on both nodes if there are two
     /// ranks.
     pub(crate) fn srun(
@@ -205,13 +201,9 @@ impl Suite {
         let mut command = self.cluster()?.command("srun");
         let nodes = ranks.min(slurm_cluster::NODES.len());
         // Without --kill-on-bad-exit the survivors of a killed task wait for it for ever.
-        command
-            .args(["--input=none", "--kill-on-bad-exit=1"])
-            .args([
-                format!("--mpi={mpi}"),
-                format!("--nodes={nodes}"),
-                format!("--ntasks={ranks}"),
-            ]);
+        let places = format!("--mpi={mpi} --nodes={nodes} --ntasks={ranks}");
+        command.args(["--input=none", "--kill-on-bad-exit=1"]);
+        command.args(places.split(' '));
         // More ranks than cores: a waiting rank lets the others compute.
         command.env("OMPI_MCA_mpi_yield_when_idle", "1");
         command.arg(program).args(arguments);
@@ -230,22 +222,20 @@ impl Suite {
     }
 
     /// Returns the name of the variable with a process's rank.
-    pub(crate) fn rank_variable(&self, launcher: Launcher) -> &'static str {
-        match launcher {
+    pub(crate) fn rank_variable(&self) -> &'static str {
+        match self.launcher() {
             Launcher::Srun => "SLURM_PROCID",
             Launcher::Mpirun => self.mpirun.as_ref().map_or("", Mpirun::rank_variable),
         }
     }
 
-    /// Lists the running processes of the trainer that a launcher started.
-    pub(crate) fn ranks(&self, launcher: Launcher) -> Vec<Rank> {
-        let start = format!("{}=", self.rank_variable(launcher));
+    /// Lists the running processes of the trainer that the launcher started.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        let start = format!("{}=", self.rank_variable());
         let strings = |process: u32, file: &str| -> Vec<String> {
             let bytes = fs::read(format!("/proc/{process}/{file}")).unwrap_or_default();
-            let strings = bytes.split(|byte| *byte == 0);
-            strings
-                .map(|string| String::from_utf8_lossy(string).into_owned())
-                .collect()
+            let text = String::from_utf8_lossy(&bytes);
+            text.split('\0').map(str::to_owned).collect()
         };
         let rank = |process: u32| {
             let words = strings(process, "cmdline");
@@ -256,10 +246,10 @@ impl Suite {
             let variables = strings(process, "environ");
             let rank = variables
                 .iter()
-                .find_map(|entry| entry.strip_prefix(&start))?;
+                .find_map(|entry| entry.strip_prefix(&start));
             Some(Rank {
                 process,
-                rank: rank.to_owned(),
+                rank: rank?.parse().ok()?,
                 words,
             })
         };
@@ -267,20 +257,5 @@ impl Suite {
         processes
             .filter_map(|entry| rank(entry.file_name().to_str()?.parse().ok()?))
             .collect()
-    }
-
-    /// Returns the process of a rank that trains into a folder.
-    pub(crate) fn process_of_rank(
-        &self,
-        launcher: Launcher,
-        folder: &Path,
-        rank: usize,
-    ) -> Option<u32> {
-        let folder = folder.display().to_string();
-        let ranks = self.ranks(launcher);
-        let found = ranks
-            .iter()
-            .find(|found| found.rank == rank.to_string() && found.words.contains(&folder));
-        found.map(|found| found.process)
     }
 }

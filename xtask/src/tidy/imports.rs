@@ -1,7 +1,7 @@
 //! Rule about imports between crates: the map of ARCHITECTURE.md as a table.
 
-use super::source::member;
-use super::{File, Finding};
+use super::Finding;
+use super::text::{File, member};
 
 /// Crates of this workspace that a member may import, by their names in manifests.
 const MAY_IMPORT: [(&str, &[&str]); 12] = [
@@ -69,7 +69,7 @@ pub(super) fn manifest_follows_the_map(file: &File) -> Vec<Finding> {
     }
     let member = member(&file.path);
     let mut is_dependencies = false;
-    for (index, line) in file.text.lines().enumerate() {
+    for (index, line) in file.lines.iter().enumerate() {
         let line = line.trim();
         let mut name = line.split(['.', '=', ' ']).next().unwrap_or_default();
         if let Some(section) = line.strip_prefix('[') {
@@ -94,11 +94,7 @@ mod tests {
     use super::*;
 
     fn lines(path: &str, text: &str) -> Vec<usize> {
-        let findings = manifest_follows_the_map(&File {
-            path: path.to_owned(),
-            text: text.to_owned(),
-        });
-        findings.iter().map(|finding| finding.line).collect()
+        super::super::tests::lines(manifest_follows_the_map, path, text)
     }
 
     #[test]

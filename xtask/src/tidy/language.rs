@@ -4,7 +4,7 @@
 //! Invariant: code, code spans, and links are not judged.
 
 use super::Finding;
-use super::prose::{Kind, Passage, Prose};
+use super::text::{File, Kind, Passage};
 
 /// Folders and pages whose prose is not rewritten yet.
 pub(super) const NOT_YET: &[&str] = &[
@@ -64,21 +64,20 @@ pub(super) fn is_not_yet(path: &str) -> bool {
 }
 
 /// Checks the prose of a file.
-pub(super) fn is_plain(prose: &Prose) -> Vec<Finding> {
-    if NO_PROSE.iter().any(|place| prose.path.starts_with(place)) {
+pub(super) fn is_plain(file: &File) -> Vec<Finding> {
+    if NO_PROSE.iter().any(|place| file.path.starts_with(place)) {
         return Vec::new();
     }
-    let is_for_users = prose.path == "README.md" || prose.path.starts_with("docs/");
+    let is_for_users = file.path == "README.md" || file.path.starts_with("docs/");
     let mut findings = Vec::new();
-    for passage in &prose.passages {
+    for passage in &file.passages {
         findings.extend(retired_words(passage, &RETIRED));
         if is_for_users {
             findings.extend(retired_words(passage, &RETIRED_IN_PAGES));
         }
         findings.extend(fragment(passage));
-        findings.extend(long_lines(passage, &prose.lines));
-        findings.extend(long_cells(passage));
-        findings.extend(long_help(passage, prose));
+        findings.extend(long_lines(passage, file));
+        findings.extend(long_help(passage, file));
     }
     findings
 }
@@ -154,10 +153,7 @@ fn retired_words(passage: &Passage, retired: &[(&str, &str)]) -> Vec<Finding> {
             {
                 let found: Vec<&str> = window.iter().map(|word| word.text.as_str()).collect();
                 let message = format!("`{}`: write {instead}", found.join(" "));
-                findings.push(Finding {
-                    line: window[0].line,
-                    message,
-                });
+                findings.push(Finding::at(window[0].line - 1, message));
             }
         }
     }
@@ -185,31 +181,38 @@ fn fragment(passage: &Passage) -> Option<Finding> {
         rest.is_some_and(|rest| rest.starts_with([' ', ',', ':']))
     };
     let fragment = FRAGMENTS.iter().find(begins)?;
-    (passage.kind == Kind::Doc).then(|| Finding {
-        line: *line,
-        message: format!(
-            "doc begins with `{fragment}`: begin with a noun phrase or a present-tense verb"
-        ),
-    })
+    let message =
+        format!("doc begins with `{fragment}`: begin with a noun phrase or a present-tense verb");
+    (passage.kind == Kind::Doc).then(|| Finding::at(line - 1, message))
 }
 
-fn long_lines(passage: &Passage, lines: &[String]) -> Vec<Finding> {
-    if [Kind::Text, Kind::Row].contains(&passage.kind) {
-        return Vec::new();
+/// Finds long lines of comments and paragraphs, and long cells of tables.
+fn long_lines(passage: &Passage, file: &File) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (line, text) in &passage.lines {
+        let written = without_links(&file.lines[line - 1]);
+        let columns = written.chars().count();
+        let mut add = |message| findings.push(Finding::at(line - 1, message));
+        match passage.kind {
+            Kind::Text => {}
+            Kind::Row => {
+                let cells = written.split('|').map(|cell| cell.trim().chars().count());
+                for length in cells.filter(|length| *length > MOST_CELL) {
+                    add(format!(
+                        "table cell of {length} characters, expected at most {MOST_CELL}"
+                    ));
+                }
+            }
+            Kind::Doc | Kind::Comment | Kind::Paragraph => {
+                if columns > MOST_COLUMNS && !text.is_empty() && !text.contains("://") {
+                    add(format!(
+                        "{columns} columns of prose, expected at most {MOST_COLUMNS}"
+                    ));
+                }
+            }
+        }
     }
-    let is_long = |(line, text): &&(usize, String)| {
-        let columns = without_links(&lines[line - 1]).chars().count();
-        columns > MOST_COLUMNS && !text.is_empty() && !text.contains("://")
-    };
-    let long = passage.lines.iter().filter(is_long);
-    long.map(|(line, _)| Finding {
-        line: *line,
-        message: format!(
-            "{} columns of prose, expected at most {MOST_COLUMNS}",
-            lines[line - 1].chars().count()
-        ),
-    })
-    .collect()
+    findings
 }
 
 fn without_links(line: &str) -> String {
@@ -222,50 +225,22 @@ fn without_links(line: &str) -> String {
     kept
 }
 
-fn long_cells(passage: &Passage) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    if passage.kind != Kind::Row {
-        return findings;
-    }
-    for (line, text) in &passage.lines {
-        for cell in without_links(text).split('|') {
-            let length = cell.trim().chars().count();
-            if length > MOST_CELL {
-                let message =
-                    format!("table cell of {length} characters, expected at most {MOST_CELL}");
-                findings.push(Finding {
-                    line: *line,
-                    message,
-                });
-            }
-        }
-    }
-    findings
-}
-
-/// Help of a flag: the doc comment before `#[arg` in the files of the command line.
-fn long_help(passage: &Passage, prose: &Prose) -> Option<Finding> {
-    let is_command_line = ["trainer/src/config/cli", "trainer/src/commands"]
-        .iter()
-        .any(|place| prose.path.starts_with(place));
-    let (first, _) = passage.lines.first()?;
+/// Checks the help of a flag: the doc comment before `#[arg` in the files of the command line.
+fn long_help(passage: &Passage, file: &File) -> Option<Finding> {
+    let places = ["trainer/src/config/cli", "trainer/src/commands"];
+    let is_command_line = places.iter().any(|place| file.path.starts_with(place));
     let (last, _) = passage.lines.last()?;
-    let next = prose.lines.get(*last)?;
-    let is_help = is_command_line && passage.kind == Kind::Doc;
-    if !is_help || !next.trim_start().starts_with("#[arg") {
-        return None;
-    }
-    let texts: Vec<&str> = passage
-        .lines
-        .iter()
-        .map(|(_, text)| text.as_str())
-        .collect();
+    let is_flag = file.lines.get(*last)?.trim_start().starts_with("#[arg");
+    let lines = passage.lines.iter();
+    let texts: Vec<&str> = lines.map(|(_, text)| text.as_str()).collect();
     let length = texts.join(" ").chars().count();
-    (length > MOST_HELP).then(|| Finding {
-        line: *first,
-        message: format!(
+    let is_long_help =
+        is_command_line && is_flag && passage.kind == Kind::Doc && length > MOST_HELP;
+    is_long_help.then(|| {
+        let message = format!(
             "help of {length} characters, expected at most {MOST_HELP}: move details to the book"
-        ),
+        );
+        Finding::at(passage.lines[0].0 - 1, message)
     })
 }
 
@@ -274,9 +249,9 @@ mod tests {
     use super::*;
 
     fn lines(path: &str, text: &str) -> Vec<usize> {
-        let mut findings = is_plain(&Prose::new(path, text).unwrap());
-        findings.sort_by_key(|finding| finding.line);
-        findings.iter().map(|finding| finding.line).collect()
+        let mut lines = super::super::tests::lines(is_plain, path, text);
+        lines.sort_unstable();
+        lines
     }
 
     #[test]

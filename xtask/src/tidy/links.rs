@@ -5,42 +5,38 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{File, Finding};
+use super::Finding;
+use super::text::File;
 
 const BOOK: &str = "docs/";
 const CONTENTS: &str = "docs/SUMMARY.md";
 
-/// Returns the broken links of a page; other files have none.
+/// Finds broken links of a page.
 pub(super) fn broken_links(page: &File, files: &[File]) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if !page.path.ends_with(".md") {
-        return findings;
-    }
-    let exists = |path: &Path| {
-        files
-            .iter()
-            .any(|file| Path::new(&file.path).starts_with(path))
-    };
-    for (index, target) in links(&page.text) {
+    for (index, target) in links(page) {
         let mut add = |text: &str| {
             findings.push(Finding::at(index, format!("link to `{target}`: {text}")));
         };
         let (path, anchor) = target.split_once('#').unwrap_or((&target, ""));
+        let folder = Path::new(&page.path).parent().unwrap_or(Path::new(""));
         let path = match path {
             "" => Some(PathBuf::from(&page.path)),
-            path => joined(
-                Path::new(&page.path).parent().unwrap_or(Path::new("")),
-                path,
-            ),
+            path => joined(folder, path),
         };
-        let Some(path) = path.filter(|path| exists(path)) else {
+        let exists = |path: &PathBuf| {
+            files
+                .iter()
+                .any(|file| Path::new(&file.path).starts_with(path))
+        };
+        let Some(path) = path.filter(exists) else {
             add("no such file in the repository");
             continue;
         };
         let linked = files.iter().find(|other| Path::new(&other.path) == path);
         if let Some(other) = linked
             && !anchor.is_empty()
-            && !anchors(&other.text).iter().any(|found| found == anchor)
+            && !anchors(other).iter().any(|found| found == anchor)
         {
             add(&format!("no heading in {} with this anchor", other.path));
         }
@@ -48,51 +44,44 @@ pub(super) fn broken_links(page: &File, files: &[File]) -> Vec<Finding> {
     findings
 }
 
-/// Returns the pages of `docs/` that the contents do not link to.
-pub(super) fn pages_outside_the_book(files: &[File]) -> Vec<&str> {
+/// Checks that the contents of the book link to a page of `docs/`.
+pub(super) fn is_in_the_book(page: &File, files: &[File]) -> Vec<Finding> {
+    let name = page.path.strip_prefix(BOOK);
+    let name = name.filter(|name| page.path != CONTENTS && name.ends_with(".md"));
     let contents = files.iter().find(|page| page.path == CONTENTS);
-    let links = contents.map(|page| links(&page.text)).unwrap_or_default();
-    let is_outside = |path: &&str| {
-        let name = path.strip_prefix(BOOK);
-        let is_page = *path != CONTENTS && name.is_some() && path.ends_with(".md");
-        is_page
-            && !links
-                .iter()
-                .any(|(_, target)| Some(target.as_str()) == name)
-    };
-    let paths = files.iter().map(|page| page.path.as_str());
-    paths.filter(is_outside).collect()
+    let links = contents.map(links).unwrap_or_default();
+    let is_linked = |name: &str| links.iter().any(|(_, target)| target == name);
+    let outside = name.filter(|name| !is_linked(name));
+    let finding =
+        outside.map(|_| Finding::at(0, format!("no chapter of {CONTENTS}: add it there")));
+    finding.into_iter().collect()
 }
 
 /// Returns the targets of all links within the repository, with the index of their lines.
-fn links(text: &str) -> Vec<(usize, String)> {
+fn links(page: &File) -> Vec<(usize, String)> {
     let mut links = Vec::new();
-    for (index, line) in prose(text) {
+    for (number, line) in lines(page) {
         let prose: String = line.split('`').step_by(2).collect();
         for after in prose.split("](").skip(1) {
             let target = after.split([')', ' ']).next().unwrap_or_default();
             if !target.contains(':') {
-                links.push((index, target.to_owned()));
+                links.push((number - 1, target.to_owned()));
             }
         }
     }
     links
 }
 
-/// Returns the lines outside of fenced code.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut is_code = false;
-    text.lines().enumerate().filter(move |(_, line)| {
-        let is_fence = line.trim_start().starts_with("```");
-        is_code ^= is_fence;
-        !is_code && !is_fence
-    })
+/// Returns the lines of a page outside of fenced code.
+fn lines(page: &File) -> impl Iterator<Item = &(usize, String)> {
+    let passages = page.passages.iter().filter(|_| page.path.ends_with(".md"));
+    passages.flat_map(|passage| &passage.lines)
 }
 
 /// Returns the anchors that GitHub and mdBook make of a page's headings.
-fn anchors(text: &str) -> Vec<String> {
+fn anchors(page: &File) -> Vec<String> {
     let mut anchors: Vec<String> = Vec::new();
-    for (_, line) in prose(text) {
+    for (_, line) in lines(page) {
         let heading = line.trim_start_matches('#');
         if heading.len() == line.len() || !heading.starts_with(' ') {
             continue;
@@ -126,25 +115,18 @@ fn joined(folder: &Path, path: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn page(path: &str, text: &str) -> File {
-        File {
-            path: path.to_owned(),
-            text: text.to_owned(),
-        }
-    }
-
     #[test]
     fn a_link_to_no_file_or_no_heading_is_found_and_others_are_not() {
         let pages = [
-            page(
+            File::new(
                 "README.md",
                 "[a](docs/a.md) [b](docs/b.md)\n\n```\n[c](no.md)\n```\n`[d](no.md)` [e](https://e.org/x#y)\n",
             ),
-            page(
+            File::new(
                 "docs/a.md",
                 "# A `b` c, d\n[x](#a-b-c-d) [y](#e)\n![p](figures/p.svg) [r](../README.md) [s](../src/s.rs)\n[t](../../README.md)\n",
             ),
-            page("src/s.rs", ""),
+            File::new("src/s.rs", ""),
         ];
         let found = |page| -> Vec<(usize, String)> {
             broken_links(page, &pages)
@@ -174,18 +156,23 @@ mod tests {
     #[test]
     fn a_page_that_is_no_chapter_is_found() {
         let pages = [
-            page(CONTENTS, "- [a](a.md)\n"),
-            page("docs/a.md", ""),
-            page("docs/b/c.md", ""),
-            page("x.md", ""),
+            File::new(CONTENTS, "- [a](a.md)\n"),
+            File::new("docs/a.md", ""),
+            File::new("docs/b/c.md", ""),
+            File::new("x.md", ""),
         ];
-        assert_eq!(pages_outside_the_book(&pages), ["docs/b/c.md"]);
+        let is_found = |page| !is_in_the_book(page, &pages).is_empty();
+        let found: Vec<&File> = pages.iter().filter(|page| is_found(page)).collect();
+        assert_eq!((found.len(), &found[0].path[..]), (1, "docs/b/c.md"));
     }
 
     #[test]
     fn equal_headings_have_different_anchors() {
         assert_eq!(
-            anchors("# A\n## What, now?\n```\n# no\n```\n# A\n"),
+            anchors(&File::new(
+                "a.md",
+                "# A\n## What, now?\n```\n# no\n```\n# A\n"
+            )),
             ["a", "what-now", "a-1"]
         );
     }

@@ -7,12 +7,10 @@ mod imports;
 mod language;
 mod links;
 mod places;
-mod prose;
 mod route;
 mod shape;
-mod source;
+mod text;
 
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -20,11 +18,9 @@ use crate::cargo;
 use clap::Args;
 use cluster::failure::{Failure, Outcome};
 use cluster::process;
-use prose::Prose;
-use source::Source;
+use text::File;
 
-/// Details for `--help`.
-pub(crate) const DETAILS: &str = "\
+const DETAILS: &str = "\
 Checks headers, length of files and functions, names, imports between crates, and the places where
 printing, environment variables and unsafe may stand. Links in pages lead to files in git and to
 existing headings; every page of docs/ is a chapter of docs/SUMMARY.md. Prose follows \"Language\" in
@@ -44,12 +40,6 @@ pub(crate) struct TidyArgs {
     paths: Vec<String>,
 }
 
-/// A text file, with its path below the root.
-struct File {
-    path: String,
-    text: String,
-}
-
 /// A broken rule at a place.
 #[derive(Debug, PartialEq)]
 struct Finding {
@@ -58,46 +48,61 @@ struct Finding {
     message: String,
 }
 
-/// Rules about one source file.
-const RULES: [fn(&Source) -> Vec<Finding>; 6] = [
-    shape::starts_with_a_header,
-    shape::is_short_or_has_a_reason,
-    shape::functions_are_short_or_have_a_reason,
-    shape::names_have_a_meaning,
-    places::items_are_in_their_places,
-    places::unsafe_has_a_reason,
+impl Finding {
+    /// Makes a finding from the index of a line, counted from 0.
+    fn at(index: usize, message: impl Into<String>) -> Self {
+        Finding {
+            line: index + 1,
+            message: message.into(),
+        }
+    }
+}
+
+type Rule = fn(&File, &[File]) -> Vec<Finding>;
+
+/// Rules about a file among all files.
+const RULES: [Rule; 9] = [
+    |file, _| shape::has_a_header_and_a_length(file),
+    |file, _| shape::functions_are_short_or_have_a_reason(file),
+    |file, _| shape::names_have_a_meaning(file),
+    |file, _| places::items_are_in_their_places(file),
+    |file, _| places::unsafe_has_a_reason(file),
+    |file, _| imports::manifest_follows_the_map(file),
+    links::broken_links,
+    links::is_in_the_book,
+    route::leads_to_functions,
 ];
 
 impl TidyArgs {
     pub(crate) fn run(&self) -> Outcome {
-        let files = files();
-        if let Some(unknown) = unknown_place(&files, &self.paths) {
-            return Err(Failure::Usage(format!(
-                "tidy: no file of the repository below {unknown}. Give a path from its root."
-            )));
-        }
-        let findings = findings(&files, &self.paths);
-        if findings.is_empty() {
-            println!("tidy: {} files", files.len());
-            return Ok(());
-        }
-        Err(Failure::Failed(format!(
-            "{} rules broken:\n{}",
-            findings.len(),
-            findings.join("\n")
-        )))
+        run(&self.paths)
     }
 }
 
-/// Checks the workspace.
-pub(crate) fn run() -> Outcome {
-    TidyArgs { paths: Vec::new() }.run()
-}
-
-/// Returns the first place without a file.
-fn unknown_place<'a>(files: &[File], places: &'a [String]) -> Option<&'a String> {
+/// Checks the files below `places`; without places, the workspace.
+pub(crate) fn run(places: &[String]) -> Outcome {
+    let files = files();
     let has_no_file = |place: &&String| !files.iter().any(|file| is_in(&file.path, place));
-    places.iter().find(has_no_file)
+    if let Some(unknown) = places.iter().find(has_no_file) {
+        return Err(Failure::Usage(format!(
+            "tidy: no file of the repository below {unknown}. Give a path from its root."
+        )));
+    }
+    for file in &files {
+        if let Some(reason) = shape::reason_for_length(file) {
+            println!("{}: long, because {reason}", file.path);
+        }
+    }
+    let findings = findings(&files, places);
+    if findings.is_empty() {
+        println!("tidy: {} files", files.len());
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "{} rules broken:\n{}",
+        findings.len(),
+        findings.join("\n")
+    )))
 }
 
 fn is_in(path: &str, place: &str) -> bool {
@@ -106,41 +111,20 @@ fn is_in(path: &str, place: &str) -> bool {
 
 /// Returns all findings below `places`; without places, except in prose that is not yet rewritten.
 fn findings(files: &[File], places: &[String]) -> Vec<String> {
-    let is_below = |path: &str| places.iter().any(|place| is_in(path, place));
-    let sources = files.iter().filter(|file| file.path.ends_with(".rs"));
-    let sources: Vec<Source> = sources
-        .map(|file| Source::new(&file.path, &file.text))
-        .collect();
     let mut findings = Vec::new();
-    let mut add = |path: &str, found: Vec<Finding>| {
-        if places.is_empty() || is_below(path) {
-            findings.extend(found.into_iter().map(|finding| format!("{path}:{finding}")));
-        }
-    };
-    for source in &sources {
-        add(
-            &source.path,
-            RULES.iter().flat_map(|rule| rule(source)).collect(),
-        );
-        if let Some(reason) = shape::reason_for_length(source) {
-            println!("{}: long, because {reason}", source.path);
-        }
-    }
-    for file in files {
-        add(&file.path, imports::manifest_follows_the_map(file));
-        add(&file.path, links::broken_links(file, files));
-        add(&file.path, route::leads_to_functions(file, &sources));
+    let is_meant =
+        |file: &&File| places.is_empty() || places.iter().any(|place| is_in(&file.path, place));
+    for file in files.iter().filter(is_meant) {
+        let mut found: Vec<Finding> = RULES.iter().flat_map(|rule| rule(file, files)).collect();
         if !places.is_empty() || !language::is_not_yet(&file.path) {
-            let prose = Prose::new(&file.path, &file.text);
-            add(
-                &file.path,
-                prose.map_or(Vec::new(), |prose| language::is_plain(&prose)),
-            );
+            found.extend(language::is_plain(file));
         }
-    }
-    for path in links::pages_outside_the_book(files) {
-        let message = "no chapter of docs/SUMMARY.md: add it there";
-        add(path, vec![Finding::at(0, message.to_owned())]);
+        let path = &file.path;
+        findings.extend(
+            found
+                .iter()
+                .map(|Finding { line, message }| format!("{path}:{line}: {message}")),
+        );
     }
     if places.is_empty() {
         findings.extend(language::long_subjects(&subjects()));
@@ -162,73 +146,59 @@ fn files() -> Vec<File> {
     let listed = ["-C", &root, "ls-files", "-co", "--exclude-standard"];
     let find = [&root, "-type", "f", "-not", "-path", "*/target/*"];
     let paths = process::answer("git", &listed).or_else(|| process::answer("find", &find));
-    let mut paths: Vec<String> = paths
-        .unwrap_or_default()
-        .lines()
-        .map(str::to_owned)
-        .collect();
-    paths.sort();
-    let read = |path: String| {
-        let absolute = cargo::root().join(&path);
-        let path = absolute
-            .strip_prefix(cargo::root())
-            .ok()?
-            .display()
-            .to_string();
+    let paths = paths.unwrap_or_default();
+    let mut paths: Vec<&str> = paths.lines().collect();
+    paths.sort_unstable();
+    let read = |path: &str| {
+        let absolute = cargo::root().join(path);
         // Other files, such as images and archives, have an empty text.
-        let text = fs::read(&absolute).ok()?;
-        let text = String::from_utf8(text).unwrap_or_default();
-        Some(File { path, text })
+        let text = String::from_utf8(fs::read(&absolute).ok()?).unwrap_or_default();
+        let path = absolute.strip_prefix(cargo::root()).ok()?;
+        Some(File::new(&path.to_string_lossy(), &text))
     };
     paths.into_iter().filter_map(read).collect()
-}
-
-impl Finding {
-    /// Makes a finding from the index of a line, counted from 0.
-    fn at(index: usize, message: String) -> Self {
-        let line = index + 1;
-        Finding { line, message }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.line, self.message)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Returns the lines of the findings of one of the [`RULES`] or of the language rules.
+    pub(super) fn lines(
+        rule: impl Fn(&File) -> Vec<Finding>,
+        path: &str,
+        text: &str,
+    ) -> Vec<usize> {
+        let findings = rule(&File::new(path, text));
+        findings.iter().map(|finding| finding.line).collect()
+    }
+
     #[test]
     fn the_workspace_is_tidy() {
         let files = files();
-        assert!(
-            files
-                .iter()
-                .any(|file| file.path == "xtask/src/tidy/mod.rs")
-        );
+        let has_this = |file: &File| file.path == "xtask/src/tidy/mod.rs";
+        assert!(files.iter().any(has_this));
         let findings = findings(&files, &[]);
-        let num = findings.len();
+        let text = findings.join("\n");
         assert!(
             findings.is_empty(),
-            "{num} rules broken:\n{}",
-            findings.join("\n")
+            "{} rules broken:\n{text}",
+            findings.len()
         );
     }
 
     #[test]
     fn a_finding_reads_as_editors_expect() {
-        let files = [File {
-            path: "datasets/src/decode.rs".to_owned(),
-            text: "fn decode() {}\n".to_owned(),
-        }];
-        let places = ["./datasets", "datasetz"].map(str::to_owned);
-        assert_eq!(unknown_place(&files, &places), Some(&places[1]));
-        let findings = findings(&files, &places[..1]);
+        let files = [File::new("datasets/src/decode.rs", "fn decode() {}\n")];
+        let findings = findings(&files, &["./datasets".to_owned()]);
         assert_eq!(findings.len(), 1);
         let start = "datasets/src/decode.rs:1: ";
         assert!(findings[0].starts_with(start), "{}", findings[0]);
+    }
+
+    #[test]
+    fn a_place_without_a_file_is_refused() {
+        let refusal = run(&["datasetz".to_owned()]).unwrap_err();
+        assert!(refusal.to_string().contains("below datasetz"), "{refusal}");
     }
 }

@@ -3,30 +3,28 @@
 //! In: the page, and the sources. Out: rows whose function is not on their line, routes that are
 //! too long.
 
-use super::source::{Source, words};
-use super::{File, Finding};
+use super::Finding;
+use super::text::{File, words};
 
 const PAGE: &str = "ARCHITECTURE.md";
 const HEADING: &str = "A step, function by function";
 const MOST_ROWS: usize = 12;
 
 /// Checks rows `| N | file:line | function |` below the heading; a route is a table.
-pub(super) fn leads_to_functions(page: &File, sources: &[Source]) -> Vec<Finding> {
+pub(super) fn leads_to_functions(page: &File, files: &[File]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if page.path != PAGE {
         return findings;
     }
     let mut is_section = false;
     let mut num_rows = 0;
-    for (index, line) in page.text.lines().enumerate() {
+    for (index, line) in page.lines.iter().enumerate() {
         if line.starts_with('#') {
             let is_deeper = is_section && line.starts_with("###");
             is_section = is_deeper || line.trim_start_matches('#').trim() == HEADING;
         }
-        let cells: Vec<&str> = line
-            .split('|')
-            .map(|cell| cell.trim().trim_matches('`'))
-            .collect();
+        let cells = line.split('|');
+        let cells: Vec<&str> = cells.map(|cell| cell.trim().trim_matches('`')).collect();
         let ["", number, place, function, ..] = cells[..] else {
             num_rows = 0;
             continue;
@@ -35,49 +33,38 @@ pub(super) fn leads_to_functions(page: &File, sources: &[Source]) -> Vec<Finding
             continue;
         }
         num_rows += 1;
-        let mut add = |message| {
-            findings.push(Finding {
-                line: index + 1,
-                message,
-            })
-        };
         if num_rows == MOST_ROWS + 1 {
-            add(format!("a route of more than {MOST_ROWS} functions"));
+            let message = format!("a route of more than {MOST_ROWS} functions");
+            findings.push(Finding::at(index, message));
         }
-        if let Some(message) = wrong_place(place, function, sources) {
-            add(message);
-        }
+        let wrong = wrong_place(place, function, files);
+        findings.extend(wrong.map(|message| Finding::at(index, message)));
     }
     findings
 }
 
-fn wrong_place(place: &str, function: &str, sources: &[Source]) -> Option<String> {
+fn wrong_place(place: &str, function: &str, files: &[File]) -> Option<String> {
     let name = function.rsplit("::").next().unwrap_or_default();
     let name = name.trim_end_matches("()");
     let (path, line) = place.split_once(':').unwrap_or((place, ""));
-    let Some(source) = sources.iter().find(|source| source.path == path) else {
+    let Some(file) = files.iter().find(|file| file.path == path) else {
         return Some(format!("`{place}`: no such file (expected file:line)"));
     };
     let declares = |code: &String| {
         let names: Vec<&str> = words(code).map(|(_, word, _)| word).collect();
         names.windows(2).any(|pair| pair == ["fn", name])
     };
-    let mut lines = source.code.iter().enumerate();
-    let found: Vec<String> = lines
-        .by_ref()
-        .filter(|(_, code)| declares(code))
-        .map(|(index, _)| (index + 1).to_string())
+    let lines = (1..).zip(&file.code);
+    let found = lines.filter(|(_, code)| declares(code));
+    let found: Vec<String> = found
+        .map(|(line, _): (usize, _)| line.to_string())
         .collect();
-    if found.iter().any(|found| found == line) {
-        return None;
+    if found.is_empty() {
+        return Some(format!("`{path}`: no `fn {name}` in this file"));
     }
-    Some(match found[..] {
-        [] => format!("`{path}`: no `fn {name}` in this file"),
-        _ => format!(
-            "`{place}`: no `fn {name}` on this line, it is on line {}",
-            found.join(", ")
-        ),
-    })
+    let found_on = found.join(", ");
+    (!found.iter().any(|found| found == line))
+        .then(|| format!("`{place}`: no `fn {name}` on this line, it is on line {found_on}"))
 }
 
 #[cfg(test)]
@@ -85,12 +72,10 @@ mod tests {
     use super::*;
 
     fn lines(rows: &str) -> Vec<usize> {
-        let page = File {
-            path: PAGE.to_owned(),
-            text: format!("# A\n\n## {HEADING}\n\n| # | Place | Function |\n|---|---|---|\n{rows}"),
-        };
-        let source = Source::new("a/src/b.rs", "//! x\nfn c() {}\nfn d() {}\n");
-        let findings = leads_to_functions(&page, &[source]);
+        let text =
+            format!("# A\n\n## {HEADING}\n\n| # | Place | Function |\n|---|---|---|\n{rows}");
+        let source = File::new("a/src/b.rs", "//! x\nfn c() {}\nfn d() {}\n");
+        let findings = leads_to_functions(&File::new(PAGE, &text), &[source]);
         findings.iter().map(|finding| finding.line).collect()
     }
 

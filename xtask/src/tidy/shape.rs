@@ -1,7 +1,7 @@
 //! Rules about a file: its header, its length, the length of its functions, its names.
 
 use super::Finding;
-use super::source::{Source, words};
+use super::text::{File, words};
 
 const MOST_LINES: usize = 800;
 /// Lines from the top within which a reader sees the reason.
@@ -18,47 +18,57 @@ const EMPTY_WORDS: [&str; 9] = [
 ];
 const DECLARING: [&str; 6] = ["fn", "struct", "enum", "trait", "type", "mod"];
 
-pub(super) fn starts_with_a_header(source: &Source) -> Vec<Finding> {
-    let header = source
+/// Checks that a source has a header, and is short or has a reason.
+pub(super) fn has_a_header_and_a_length(file: &File) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !file.path.ends_with(".rs") {
+        return findings;
+    }
+    let first = file
         .lines
         .first()
         .and_then(|line| line.strip_prefix("//! "));
-    if header.is_some_and(|header| !header.is_empty()) {
-        return Vec::new();
+    if first.is_none_or(str::is_empty) {
+        findings.push(Finding::at(0, "no `//!` in line 1: describe the file"));
     }
-    let message = "no `//!` in line 1: describe the file";
-    vec![Finding::at(0, message.to_owned())]
-}
-
-pub(super) fn is_short_or_has_a_reason(source: &Source) -> Vec<Finding> {
-    let num_lines = source.lines.len();
-    if num_lines <= MOST_LINES || reason_for_length(source).is_some() {
-        return Vec::new();
+    let num_lines = file.lines.len();
+    if num_lines > MOST_LINES && reason_for_length(file).is_none() {
+        let message = format!(
+            "{num_lines} lines, expected at most {MOST_LINES}: split it, or write `{REASON}…` near its top"
+        );
+        findings.push(Finding::at(0, message));
     }
-    let message = format!(
-        "{num_lines} lines, expected at most {MOST_LINES}: split it, or write `{REASON}…` near its top"
-    );
-    vec![Finding::at(0, message)]
+    findings
 }
 
 /// Returns the reason for the length of a file.
-pub(super) fn reason_for_length(source: &Source) -> Option<&str> {
-    let mut lines = source.lines.iter().take(REASON_WITHIN_LINES);
+pub(super) fn reason_for_length(file: &File) -> Option<&str> {
+    let mut lines = file.lines.iter().take(REASON_WITHIN_LINES);
     lines.find_map(|line| line.trim().strip_prefix(REASON))
 }
 
-pub(super) fn functions_are_short_or_have_a_reason(source: &Source) -> Vec<Finding> {
+pub(super) fn functions_are_short_or_have_a_reason(file: &File) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (start, code) in source.code.iter().enumerate() {
+    for (start, code) in file.code.iter().enumerate() {
         // A type of functions, as in `fn(u8) -> u8`, has no name.
         let mut words =
             words(code).skip_while(|(_, word, after)| *word != "fn" || !after.starts_with(' '));
-        words.next();
-        let Some((_, name, _)) = words.next() else {
+        let Some((_, name, _)) = words.nth(1) else {
             continue;
         };
-        let num_lines = end_of_function(source, start) + 1 - start;
-        if num_lines > MOST_FUNCTION_LINES && !has_reason_for_length(source, start, num_lines) {
+        // rustfmt aligns the last brace of a function with its first word.
+        let depth = |line: &str| line.len() - line.trim_start().len();
+        let is_end =
+            |line: &String| depth(line) == depth(code) && line.trim_end().ends_with([';', '}']);
+        let end = start + file.code[start..].iter().position(is_end).unwrap_or(0);
+        let num_lines = end + 1 - start;
+        let is_above =
+            |line: &&String| line.trim().starts_with("//") || line.trim().starts_with("#[");
+        let above = file.lines[..start].iter().rev().take_while(is_above);
+        let has_reason = above
+            .chain(&file.lines[start..=end])
+            .any(|line| line.trim().starts_with(FUNCTION_REASON));
+        if num_lines > MOST_FUNCTION_LINES && !has_reason {
             let message = format!(
                 "`{name}`: {num_lines} lines, expected at most {MOST_FUNCTION_LINES}: split it, or write `{FUNCTION_REASON}…` before it"
             );
@@ -68,38 +78,18 @@ pub(super) fn functions_are_short_or_have_a_reason(source: &Source) -> Vec<Findi
     findings
 }
 
-/// Returns the index of a function's last line: rustfmt aligns its last brace with its first word.
-fn end_of_function(source: &Source, start: usize) -> usize {
-    let depth = |line: &str| line.len() - line.trim_start().len();
-    let own = depth(&source.code[start]);
-    let is_end = |line: &String| {
-        depth(line) == own && (line.trim() == "}" || line.trim_end().ends_with([';', '}']))
-    };
-    let length = source.code[start..].iter().position(is_end);
-    start + length.unwrap_or(0)
-}
-
-fn has_reason_for_length(source: &Source, start: usize, num_lines: usize) -> bool {
-    let is_above = |line: &&String| line.trim().starts_with("//") || line.trim().starts_with("#[");
-    let above = source.lines[..start].iter().rev().take_while(is_above);
-    let mut lines = above.chain(&source.lines[start..start + num_lines]);
-    lines.any(|line| line.trim().starts_with(FUNCTION_REASON))
-}
-
 /// Finds names of files, folders, functions, types and modules without a meaning.
-pub(super) fn names_have_a_meaning(source: &Source) -> Vec<Finding> {
-    let path = source
-        .path
-        .split('/')
-        .map(|part| (0, part.trim_end_matches(".rs")));
-    let mut names: Vec<(usize, &str)> = path.collect();
-    for (index, code) in source.code.iter().enumerate() {
+pub(super) fn names_have_a_meaning(file: &File) -> Vec<Finding> {
+    if !file.path.ends_with(".rs") {
+        return Vec::new();
+    }
+    let path = file.path.split('/');
+    let mut names: Vec<(usize, &str)> =
+        path.map(|part| (0, part.trim_end_matches(".rs"))).collect();
+    for (index, code) in file.code.iter().enumerate() {
         let words: Vec<&str> = words(code).map(|(_, word, _)| word).collect();
-        for pair in words.windows(2) {
-            if DECLARING.contains(&pair[0]) {
-                names.push((index, pair[1]));
-            }
-        }
+        let declared = words.windows(2).filter(|pair| DECLARING.contains(&pair[0]));
+        names.extend(declared.map(|pair| (index, pair[1])));
     }
     let finding = |(index, name): (usize, &str)| {
         let word = empty_word(name)?;
@@ -129,51 +119,34 @@ fn empty_word(name: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::lines;
     use super::*;
-
-    fn lines_of(findings: &[Finding]) -> Vec<usize> {
-        findings.iter().map(|finding| finding.line).collect()
-    }
 
     #[test]
     fn a_file_without_a_header_is_found() {
-        assert_eq!(
-            starts_with_a_header(&Source::new("a/src/b.rs", "use std::fs;\n")).len(),
-            1
-        );
-        assert!(
-            starts_with_a_header(&Source::new("a/src/b.rs", "//! Bytes on disk.\n")).is_empty()
-        );
+        let lines = |text: &str| lines(has_a_header_and_a_length, "a/src/b.rs", text);
+        assert_eq!(lines("use std::fs;\n"), [1]);
+        assert_eq!(lines("//! Bytes on disk.\n"), [0; 0]);
     }
 
     #[test]
     fn only_a_long_file_without_a_reason_is_found() {
+        let lines = |text: &str| lines(has_a_header_and_a_length, "a/src/b.rs", text);
         let text = "//! Long.\n".to_owned() + &"\n".repeat(MOST_LINES);
-        assert_eq!(
-            is_short_or_has_a_reason(&Source::new("a/src/b.rs", &text)).len(),
-            1
-        );
+        assert_eq!(lines(&text), [1]);
         let excused = text.replacen('\n', "\n// tidy: long file because one table\n", 1);
-        let source = Source::new("a/src/b.rs", &excused);
-        assert!(is_short_or_has_a_reason(&source).is_empty());
-        assert_eq!(reason_for_length(&source), Some("one table"));
-        assert!(is_short_or_has_a_reason(&Source::new("a/src/b.rs", "//! Short.\n")).is_empty());
+        assert_eq!(lines(&excused), [0; 0]);
+        let file = File::new("a/src/b.rs", &excused);
+        assert_eq!(reason_for_length(&file), Some("one table"));
     }
 
     #[test]
     fn only_a_long_function_without_a_reason_is_found() {
         let function = |body: usize| {
-            format!(
-                "impl A {{\n    fn long(\n        a: u8,\n    ) {{\n{}    }}\n}}\n",
-                "        a();\n".repeat(body)
-            )
+            let body = "        a();\n".repeat(body);
+            format!("impl A {{\n    fn long(\n        a: u8,\n    ) {{\n{body}    }}\n}}\n")
         };
-        let lines = |text: &str| {
-            lines_of(&functions_are_short_or_have_a_reason(&Source::new(
-                "a/src/b.rs",
-                text,
-            )))
-        };
+        let lines = |text: &str| lines(functions_are_short_or_have_a_reason, "a/src/b.rs", text);
         assert_eq!(lines(&function(MOST_FUNCTION_LINES - 4)), [0; 0]);
         let long = function(MOST_FUNCTION_LINES - 3);
         assert_eq!(lines(&long), [2]);
@@ -187,33 +160,21 @@ mod tests {
     }
 
     #[test]
-    fn empty_words_are_found_in_every_style_of_name() {
-        assert_eq!(empty_word("signal_handler"), Some("handler"));
-        assert_eq!(empty_word("FileManager"), Some("manager"));
-        assert_eq!(empty_word("helpers"), Some("helper"));
-        assert_eq!(empty_word("data2"), Some("data2"));
-        assert_eq!(empty_word("database"), None);
-        assert_eq!(empty_word("baseline"), None);
-    }
-
-    #[test]
-    fn declarations_are_checked_and_mentions_are_not() {
+    fn empty_words_are_found_in_every_style_of_name_where_it_is_declared() {
+        for (name, word) in [
+            ("signal_handler", Some("handler")),
+            ("FileManager", Some("manager")),
+            ("helpers", Some("helper")),
+            ("data2", Some("data2")),
+            ("database", None),
+            ("baseline", None),
+        ] {
+            assert_eq!(empty_word(name), word);
+        }
+        let lines = |path: &str, text: &str| lines(names_have_a_meaning, path, text);
         let text = "//! x\nuse other::utils;\nfn helper_of() {}\nlet base = 1;\n// fn tmp()\nstruct Misc;\n";
-        assert_eq!(
-            lines_of(&names_have_a_meaning(&Source::new("a/src/b.rs", text))),
-            [3, 6]
-        );
-    }
-
-    #[test]
-    fn names_of_files_and_folders_are_checked() {
-        assert_eq!(
-            names_have_a_meaning(&Source::new("a/src/common/mod.rs", "//! x\n")).len(),
-            1
-        );
-        assert_eq!(
-            names_have_a_meaning(&Source::new("a/src/file_utils.rs", "//! x\n")).len(),
-            1
-        );
+        assert_eq!(lines("a/src/b.rs", text), [3, 6]);
+        assert_eq!(lines("a/src/common/mod.rs", "//! x\n"), [1]);
+        assert_eq!(lines("a/src/file_utils.rs", "//! x\n"), [1]);
     }
 }

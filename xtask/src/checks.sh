@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Stages of `cargo xtask test` that run tools.
+# Work of `cargo xtask` that only runs tools: stages of `test`, `gpu-check`, packages, folders.
 #
-# checks.sh STAGE
+# checks.sh STAGE, or another function below
 #
 # In: FEATURES, the flags of every build; MAY_INSTALL if rustup may add components;
 # CARGO_TARGET_DIR.
@@ -225,6 +225,109 @@ loops() {
     awk '{ exit !(NF == 3 && $3 < $1) }' <<< "$losses" ||
         fail "own_loop: expected three decreasing losses from root, got $losses"
     rm -rf "$folder"
+}
+
+# install PACKAGE...: installs with apt-get, as root or by sudo without a password, and without
+# starting daemons, which would outlive xtask without a configuration: Debian asks policy-rc.d. An
+# existing one stays. Another apt-get may run on a machine that has just started.
+install() {
+    policy=/usr/sbin/policy-rc.d
+    root=()
+    [ "$(id -u)" = 0 ] || root=(sudo -n)
+    local package missing=
+    local apt_get=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+    if ! [ -e $policy ]; then
+        trap '"${root[@]}" rm -f $policy' EXIT
+        "${root[@]}" sh -c "printf '#!/bin/sh\nexit 101\n' > $policy && chmod 755 $policy"
+    fi
+    for package; do
+        [ -n "$(apt-cache show --no-all-versions "$package" 2> /dev/null)" ] || missing=$package
+    done
+    [ -z "$missing" ] || "${apt_get[@]}" update
+    # Old lists name versions that the servers no longer have.
+    set -- "${apt_get[@]}" install --yes --no-install-recommends "$@"
+    "$@" || { "${apt_get[@]}" update && "$@"; }
+}
+
+# cuda_build: builds the trainer for CUDA where burn's compiler cannot download its LLVM bundle.
+# Sets `trainer` and `stubs`. The feature cuda-nvrtc compiles kernels by NVRTC at run time, so LLVM
+# is linked by name only: its symbols stay undefined in the program, and a library of stubs defines
+# them at start. A call of a stub ends the program, and so shows a use of LLVM. Only for checks:
+# with a network, build with plain `--features cuda`.
+cuda_build() {
+    local folder=$PWD/target/cuda-offline
+    trainer=$folder/release/trainer
+    stubs=$folder/libllvm-absent.so
+    # Without MPI, which a machine with a GPU may lack; with the reference of `trainer verify`. The
+    # build scripts that download LLVM return at once for documentation of docs.rs.
+    DOCS_RS=1 RUSTFLAGS="${RUSTFLAGS:+$RUSTFLAGS }-C link-arg=-Wl,--unresolved-symbols=ignore-all" \
+        cargo build --release -p trainer --no-default-features --features cuda-nvrtc,kernel-cache,flex --target-dir "$folder"
+    {
+        printf '#include <%s.h>\n' stdio stdlib
+        echo 'static void end(const char *name) { fprintf(stderr, "absent: %s\n", name); abort(); }'
+        # A library of the system defines a symbol with a version.
+        nm -D --undefined-only "$trainer" |
+            sed -nE 's/^ *[A-Za-z] ((LLVM|cubecl_)[^@]*)$/void \1(void) { end("\1"); }/p' | sort -u
+    } > "$folder/llvm-absent.c"
+    cc -shared -fPIC -w -O0 -o "$stubs" "$folder/llvm-absent.c"
+    echo "$(grep -c ^void "$folder/llvm-absent.c") stubs of LLVM in $stubs"
+}
+
+has_gpu() {
+    [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ]
+}
+
+cuda() {
+    local trainer stubs text code=0
+    cuda_build
+    LD_PRELOAD=$stubs timeout 60 "$trainer" --version
+    # The first steps on a GPU compile and tune every kernel.
+    text=$(LD_PRELOAD=$stubs timeout 900 "$trainer" bench --model resnet20 --device cuda --batch-size-per-rank 8 \
+        --steps 2 --warmup-steps 1 2>&1) || code=$?
+    echo "$text"
+    if has_gpu; then
+        [ $code = 0 ] || fail "bench on a GPU: expected exit code 0, got $code"
+        return
+    fi
+    # Without a GPU the program ends by its own error, neither by a panic nor by a signal.
+    [ $code = 1 ] || [ $code = 2 ] || fail "bench without a GPU: expected exit code 1 or 2, got $code"
+    grep -i cuda <<< "$text" > /dev/null || fail "bench without a GPU: expected a message about cuda"
+}
+
+# gpu_check DATA FLAG...: packs the trainer for CUDA with its checks into target/gpu-check, and
+# runs them if there is a GPU. DATA is empty, or a folder with the files of the check known-answer.
+gpu_check() {
+    local data=$1 folder=target/gpu-check images file trainer stubs
+    shift
+    if [ -n "$data" ]; then
+        images=$data/cifar-10-batches-bin/test_batch.bin
+        [ -f "$images" ] || images=$data/test_batch.bin
+        for file in "$data/resnet20-12fca82f.th" "$images"; do
+            [ -f "$file" ] && continue
+            echo "error: --data-dir: no file $file. Name another folder, or remove --data-dir and with it the check known-answer" >&2
+            exit 2
+        done
+    fi
+    cuda_build
+    rm -rf $folder
+    mkdir -p $folder/data
+    cp lab/peers/gpu/*.{sh,py} lab/peers/{architecture,job,pytorch_eager,pytorch_imagenet}.py "$stubs" $folder
+    rm $folder/test_*.py
+    # PyTorch's numbers for the check golden.
+    cp burn-resnet/tests/golden/resnet8.safetensors $folder/data
+    if [ -n "$data" ]; then
+        cp "$data/resnet20-12fca82f.th" $folder/data
+        # The known answer is that of 1,017 records of a label and 3,072 pixels.
+        head -c $((1017 * 3073)) "$images" > $folder/data/test_batch.bin
+    fi
+    strip -o $folder/trainer "$trainer"
+    xz -T0 -6 $folder/trainer
+    echo "$folder packed; the program needs glibc $(objdump -T "$trainer" | grep -o 'GLIBC_[0-9.]\+' | sort -V | tail -n 1) or newer"
+    if has_gpu; then
+        cd $folder
+        exec ./gpu-check.sh "$@"
+    fi
+    echo "no GPU here: copy the folder to a machine with one and run ./gpu-check.sh there"
 }
 
 "$@"
