@@ -34,20 +34,21 @@ fn the_crates_in_the_program_are_listed_with_licences_and_checksums_and_each_tex
     let output = run("python3", &[&words[..], &flags].concat());
     assert!(output.status.success(), "{output:?}");
     let text = fs::read_to_string(folder.join("LICENSES-THIRD-PARTY")).unwrap();
-    let (authors, _) = text.split_once("Their authors:").unwrap();
-    assert!(
-        authors.contains("\nburn-flex 0."),
-        "burn-flex has no text of its licence"
-    );
-    assert_eq!(
-        text.matches("\nserde 1.").count(),
-        2,
-        "serde has two licences"
-    );
+    assert_eq!(text.matches("\nserde 1.").count(), 2, "two licences");
     let line = "=".repeat(80);
-    let texts: Vec<&str> = text.split(&line).skip(2).step_by(2).collect();
-    let different: BTreeSet<&str> = texts.iter().copied().collect();
-    assert_eq!(texts.len(), different.len());
+    let sections: Vec<&str> = text.split(&line).skip(1).collect();
+    let sections: Vec<(&str, &str)> = sections
+        .as_chunks()
+        .0
+        .iter()
+        .map(|[a, b]| (*a, *b))
+        .collect();
+    let texts: BTreeSet<&str> = sections.iter().map(|(_, text)| *text).collect();
+    assert_eq!(texts.len(), sections.len());
+    let is_of_authors = |(names, text): &&(&str, &str)| {
+        names.contains("\nburn-flex ") && text.contains("no text of the licence named above")
+    };
+    assert_eq!(sections.iter().filter(is_of_authors).count(), 1);
     let bill = fs::read_to_string(folder.join("bill-of-materials.cdx.json")).unwrap();
     let bill: serde_json::Value = serde_json::from_str(&bill).unwrap();
     let version = env!("CARGO_PKG_VERSION");
@@ -63,7 +64,7 @@ fn the_crates_in_the_program_are_listed_with_licences_and_checksums_and_each_tex
     };
     let checksum = find("burn").unwrap()["hashes"][0]["content"].as_str();
     assert_eq!(checksum.unwrap().len(), 64);
-    assert!(find("tempfile").is_none() && find("serde_derive").is_none());
+    assert!(find("cc").is_none() && find("serde_derive").is_none());
     fs::remove_dir_all(folder).unwrap();
 }
 
