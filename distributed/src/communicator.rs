@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::CollectiveError;
 pub use crate::cpus::{CpuLimits, CpuQuota, control_groups};
-pub use crate::launch::{check_world, join, launch_with, mpi_library};
+pub use crate::launch::{check_world, join, leave, mpi_library};
 #[cfg(feature = "mpi")]
 pub use crate::mpi::MpiCommunicator;
 pub use crate::single::SingleCommunicator;

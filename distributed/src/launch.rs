@@ -47,55 +47,45 @@ where
     T: Termination,
     E: Display + From<CollectiveError>,
 {
-    let checked = |communicator: &Arc<dyn Communicator>| {
-        check_world(&**communicator)?;
-        work(communicator)
+    let report = |rank: Option<usize>, error: &E| {
+        let who = rank.map_or(String::new(), |rank| format!(" (rank {rank})"));
+        // A closed stderr is no reason to keep the other ranks waiting.
+        let _ = writeln!(std::io::stderr(), "error{who}: {error:#}");
+        FAILURE
     };
-    launch_with(
-        || Ok(join()?),
-        checked,
-        |rank, error: &E| {
-            let who = rank.map_or(String::new(), |rank| format!(" (rank {rank})"));
-            // A closed stderr is no reason to keep the other ranks waiting.
-            let _ = writeln!(std::io::stderr(), "error{who}: {error:#}");
-            FAILURE
-        },
-    )
+    match join() {
+        Ok(communicator) => {
+            let checked = check_world(&*communicator).map_err(E::from);
+            let done = checked.and_then(|()| work(&communicator));
+            leave(Some(&*communicator), done, report)
+        }
+        Err(error) => leave::<T, E>(None, Err(error.into()), report),
+    }
 }
 
-/// Runs [`launch`] for a program that joins and reports errors in a custom way.
+/// Leaves the world after work has been `done`, together with the other ranks. An error ends the job
+/// on all ranks; without a `communicator` this process did not find them. `report` prints the error,
+/// with the rank if there are several, and returns the exit code.
 ///
-/// `join` returns this rank's communicator. `work` may check by [`check_world`] that it is the
-/// launcher's world. `report` prints an error, with the rank if there are several, and returns the
-/// exit code.
-pub fn launch_with<T, E>(
-    join: impl FnOnce() -> Result<Arc<dyn Communicator>, E>,
-    work: impl FnOnce(&Arc<dyn Communicator>) -> Result<T, E>,
+/// # Collective
+/// Must be called by all ranks.
+pub fn leave<T, E>(
+    communicator: Option<&dyn Communicator>,
+    done: Result<T, E>,
     report: impl FnOnce(Option<usize>, &E) -> u8,
 ) -> ExitCode
 where
     T: Termination,
     E: Display + From<CollectiveError>,
 {
-    let communicator = match join() {
-        Ok(communicator) => communicator,
-        Err(error) => return fail(None, &error, report),
-    };
-    let done = work(&communicator).and_then(|done| {
-        communicator.finish()?;
+    let finished = done.and_then(|done| {
+        communicator.map_or(Ok(()), Communicator::finish)?;
         Ok(done)
     });
-    match done {
-        Ok(done) => done.report(),
-        Err(error) => fail(Some(&*communicator), &error, report),
-    }
-}
-
-fn fail<E: Display>(
-    communicator: Option<&dyn Communicator>,
-    error: &E,
-    report: impl FnOnce(Option<usize>, &E) -> u8,
-) -> ExitCode {
+    let error = match finished {
+        Ok(done) => return done.report(),
+        Err(error) => error,
+    };
     let joined = communicator.filter(|communicator| communicator.world_size() > 1);
     let rank = joined.map(Communicator::rank);
     // A process that did not find the others waits, too: its failure could end the job before
@@ -109,7 +99,7 @@ fn fail<E: Display>(
     if rank.or_else(launched_as).is_some_and(|rank| rank != ROOT) {
         std::thread::sleep(ROOT_SPEAKS_FIRST);
     }
-    let code = report(rank, error);
+    let code = report(rank, &error);
     if let Some(communicator) = joined {
         communicator.abort(&format!("{error:#}"), i32::from(code));
     }

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::communicator::ReduceBuffer;
 use crate::{CollectiveError, Communicator};
 
 pub use self::exact::ExactReducer;
@@ -116,7 +117,7 @@ impl AllReducer {
     /// Must be called by all ranks, with equal lengths.
     pub fn sum(&mut self, values: &mut [f32]) -> Result<(), CollectiveError> {
         match &mut self.algorithm {
-            Algorithm::Library => self.communicator.all_reduce_sum(values),
+            Algorithm::Library => self.communicator.all_reduce(ReduceBuffer::SumF32(values)),
             Algorithm::Ring(group, scratch) => {
                 ring::sum(&*self.communicator, group, scratch, values)
             }

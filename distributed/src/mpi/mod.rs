@@ -12,7 +12,7 @@
 //! compare buffer lengths.
 #![allow(unsafe_code, reason = "calls into the MPI library")]
 
-use std::os::raw::c_int;
+use std::os::raw::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::Duration;
@@ -239,8 +239,48 @@ impl Communicator for MpiCommunicator {
         &self.topology
     }
 
-    fn all_reduce(&self, buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
-        self.reduce(buffer)
+    fn all_reduce(&self, mut buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
+        // SAFETY: the mpi crate's C shim initializes these constants before `main`; they are not
+        // written later.
+        let (datatype, operation) = unsafe {
+            match &buffer {
+                ReduceBuffer::SumF32(_) => (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM),
+                ReduceBuffer::SumF64(_) => (ffi::RSMPI_DOUBLE, ffi::RSMPI_SUM),
+                ReduceBuffer::SumU64(_) => (ffi::RSMPI_UINT64_T, ffi::RSMPI_SUM),
+                ReduceBuffer::MaxU64(_) => (ffi::RSMPI_UINT64_T, ffi::RSMPI_MAX),
+            }
+        };
+        let element_bytes = buffer.element_bytes();
+        let mut scratch = self.lock();
+        for values in buffer
+            .bytes()
+            .chunks_mut(REDUCE_MAX_ELEMENTS * element_bytes)
+        {
+            // MPI forbids one buffer for both directions. MPI_IN_PLACE is a macro with another
+            // value in each library, and the mpi crate does not have it: so the values are sent
+            // from a copy.
+            let words = values.len().div_ceil(size_of::<u64>());
+            if scratch.len() < words {
+                scratch.resize(words, 0);
+            }
+            let copy = &mut bytemuck::cast_slice_mut(&mut scratch)[..values.len()];
+            copy.copy_from_slice(values);
+            let from = copy.as_ptr().cast::<c_void>();
+            let to = values.as_mut_ptr().cast::<c_void>();
+            let length = count(values.len() / element_bytes);
+            // SAFETY: both buffers hold `length` elements of the datatype, do not overlap and
+            // outlive the call.
+            unsafe {
+                self.collective(
+                    ["MPI_Allreduce", "MPI_Iallreduce"],
+                    |comm| ffi::MPI_Allreduce(from, to, length, datatype, operation, comm),
+                    |comm, request| {
+                        ffi::MPI_Iallreduce(from, to, length, datatype, operation, comm, request)
+                    },
+                )
+            }?;
+        }
+        Ok(())
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {

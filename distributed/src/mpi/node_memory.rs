@@ -29,9 +29,9 @@ use ::mpi::ffi;
 use super::end::Membership;
 use super::wait_policy::SharedWaitPolicy;
 use super::{MpiCommunicator, count};
-use crate::CollectiveError;
 use crate::algorithms::{Number, add};
 use crate::communicator::{BetweenNodes, NodeMemory, ReduceBuffer};
+use crate::{CollectiveError, Communicator};
 
 /// Bytes between the flags of two processes, so that they do not share a cache line or a pair of
 /// them.
@@ -78,13 +78,13 @@ impl MpiCommunicator {
         let leads = members.first() == Some(&self.topology.rank);
         let is_possible = self.group_size(node)? == members.len() && (!leads || has_room(total));
         let mut failed = [u64::from(!is_possible)];
-        self.reduce(ReduceBuffer::MaxU64(&mut failed))?;
+        self.all_reduce(ReduceBuffer::MaxU64(&mut failed))?;
         if failed[0] > 0 {
             return Ok(None);
         }
         let base = self.allocate(node, if leads { total } else { 0 });
         let mut failed = [u64::from(base.is_err())];
-        self.reduce(ReduceBuffer::MaxU64(&mut failed))?;
+        self.all_reduce(ReduceBuffer::MaxU64(&mut failed))?;
         let (Ok(base), 0) = (base, failed[0]) else {
             return Ok(None);
         };

@@ -56,16 +56,6 @@ pub(super) struct State {
     pub(super) squares: Option<f64>,
 }
 
-impl State {
-    pub(super) fn send(&mut self, job: Job) {
-        self.num_pending += 1;
-        if let Some(jobs) = &self.jobs {
-            // Fails only if the communication thread has exited; `Engine::next` reports the reason.
-            let _ = jobs.send(job);
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct ParameterState {
     id: ParamId,
@@ -362,12 +352,14 @@ impl GradientCollector {
             let values = mem::take(&mut bucket.values);
             bucket.largest = self.largest_of(index, &values);
             state.next += 1;
-            let context = state.context;
-            state.send(Job::Bucket {
-                context,
+            state.num_pending += 1;
+            let job = Job::Bucket {
+                context: state.context,
                 index,
                 values,
-            });
+            };
+            // Fails only if the communication thread has exited; `Engine::next` reports the reason.
+            let _ = state.jobs.as_ref().map(|jobs| jobs.send(job));
         }
     }
 

@@ -227,7 +227,13 @@ impl GradientReducer {
         self.header = Some(header);
         self.engine.sleep();
         let bytes = header.to_bytes().to_vec();
-        self.collector.lock().send(Job::Header(bytes));
+        let mut state = self.collector.lock();
+        state.num_pending += 1;
+        // Fails only if the communication thread has exited; `Engine::next` reports the reason.
+        let _ = state
+            .jobs
+            .as_ref()
+            .map(|jobs| jobs.send(Job::Header(bytes)));
     }
 
     /// Closes the micro-step with the gradients that its backward pass left on the tape; those given

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
-use distributed::communicator::{SingleCommunicator, ThreadCommunicator, launch_with};
+use distributed::communicator::{SingleCommunicator, ThreadCommunicator, leave};
 use distributed::gradients::{
     BucketContext, BucketReduction, GradientReducer, ReducerConfig, Traffic,
 };
@@ -65,21 +65,17 @@ fn a_thread_that_the_system_refuses_is_an_error() {
 fn work_that_fails_on_one_rank_is_told_with_its_rank_and_ends_the_others_waiting() {
     let told = run_ranks(2, |communicator| {
         let mut told = None;
-        let work = |communicator: &Arc<dyn Communicator>| match communicator.rank() {
+        let done = match communicator.rank() {
             0 => Err(CollectiveError::Thread {
                 text: "gone".to_owned(),
             }),
             // The last rank would wait here.
             _ => communicator.barrier(),
         };
-        launch_with(
-            || Ok(Arc::new(communicator) as _),
-            work,
-            |rank, error| {
-                told = Some((rank, error.to_string()));
-                1
-            },
-        );
+        leave(Some(&communicator), done, |rank, error| {
+            told = Some((rank, error.to_string()));
+            1
+        });
         told.unwrap()
     });
     let root = &told[0];
@@ -95,15 +91,9 @@ fn work_that_fails_on_one_rank_is_told_with_its_rank_and_ends_the_others_waiting
 fn work_that_succeeds_leaves_when_all_ranks_have_finished() {
     let num_done = AtomicUsize::new(0);
     run_ranks(3, |communicator| {
-        let work = |_: &Arc<dyn Communicator>| {
-            num_done.fetch_add(1, Ordering::SeqCst);
-            Ok::<(), CollectiveError>(())
-        };
-        launch_with(
-            || Ok(Arc::new(communicator) as _),
-            work,
-            |_, error| panic!("{error}"),
-        );
+        num_done.fetch_add(1, Ordering::SeqCst);
+        let done = Ok::<(), CollectiveError>(());
+        leave(Some(&communicator), done, |_, error| panic!("{error}"));
         assert_eq!(num_done.load(Ordering::SeqCst), 3);
     });
 }

@@ -71,7 +71,6 @@ pub struct ClassProbability {
 /// # Errors
 /// When the checkpoint cannot be read, no image is named, or there is more than one rank.
 pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Predictions> {
-    world.expect_one_process("predict")?;
     if args.top == 0 {
         return Err(invalid("--top", "at least 1", 0).into());
     }

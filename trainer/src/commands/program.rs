@@ -21,7 +21,7 @@ use crate::commands::{
 use crate::config::Family;
 use crate::config::cli::{CliOf, CommandOf};
 use crate::model::family::ModelFamily;
-use crate::world::launch::{launch, launch_alone, launch_apart, launch_in_any_world, start_others};
+use crate::world::launch::{Start, launch, start_others};
 
 /// Does what was typed, with models of the family `F`. `verify` checks the device by residual
 /// networks in every program. Where a flag of `F` has the name of a general one it does nothing but
@@ -30,28 +30,36 @@ use crate::world::launch::{launch, launch_alone, launch_apart, launch_in_any_wor
 /// Call it once, first thing in `main`: signals are caught from here on.
 pub fn program<F: ModelFamily>() -> ExitCode {
     if let Err(taken) = Family::expect_own_names::<F::Args>() {
-        return launch(|_| Err::<(), _>(taken.into()));
+        return launch(Start::World, |_| Err::<(), _>(taken.into()));
     }
     match CliOf::<F::Args>::typed().into_command() {
-        CommandOf::Train(args) => launch(|world| train::<F>(&args.into_args()?, world).map(drop)),
-        CommandOf::Eval(args) => launch(|world| eval::<F>(&args.into_args()?, world).map(drop)),
-        CommandOf::Predict(args) => {
-            launch(|world| predict::<F>(&args, world).map(|predictions| predictions.exit_code()))
+        CommandOf::Train(args) => launch(Start::World, |world| {
+            train::<F>(&args.into_args()?, world).map(drop)
+        }),
+        CommandOf::Eval(args) => launch(Start::World, |world| {
+            eval::<F>(&args.into_args()?, world).map(drop)
+        }),
+        CommandOf::Predict(args) => launch(Start::Alone, |world| {
+            predict::<F>(&args, world).map(|predictions| predictions.exit_code())
+        }),
+        CommandOf::Bench(args) => {
+            launch(Start::World, |world| bench::<F>(&args.into_args()?, world))
         }
-        CommandOf::Bench(args) => launch(|world| bench::<F>(&args.into_args()?, world)),
-        CommandOf::Config(args) => launch_apart(|world| config::<F>(&args.into_args()?, world)),
-        CommandOf::Netbench(args) => launch(|world| netbench(&args, world)),
-        CommandOf::PredictScaling(args) => {
-            launch(|world| predict_scaling::<F>(&args.into_args()?, world))
+        CommandOf::Config(args) => {
+            launch(Start::Apart, |world| config::<F>(&args.into_args()?, world))
         }
-        CommandOf::Verify(args) => launch(|world| verify(&args, world)),
-        CommandOf::VerifyRun(args) => launch(|world| verify_run::<F>(&args, world)),
-        CommandOf::Report(args) => launch_alone(|world| report(&args, world)),
-        CommandOf::Watch(args) => launch_alone(|world| watch(&args, world)),
-        CommandOf::Shard(args) => launch_alone(|world| shard(&args, world)),
-        CommandOf::Doctor(args) => launch_in_any_world(|world| doctor(&args, world)),
-        CommandOf::Completions(args) => launch_alone(|_| completions::<F>(&args)),
-        CommandOf::Man(args) => launch_alone(|_| man::<F>(&args)),
+        CommandOf::Netbench(args) => launch(Start::World, |world| netbench(&args, world)),
+        CommandOf::PredictScaling(args) => launch(Start::World, |world| {
+            predict_scaling::<F>(&args.into_args()?, world)
+        }),
+        CommandOf::Verify(args) => launch(Start::Alone, |world| verify(&args, world)),
+        CommandOf::VerifyRun(args) => launch(Start::World, |world| verify_run::<F>(&args, world)),
+        CommandOf::Report(args) => launch(Start::Alone, |world| report(&args, world)),
+        CommandOf::Watch(args) => launch(Start::Alone, |world| watch(&args, world)),
+        CommandOf::Shard(args) => launch(Start::Alone, |world| shard(&args, world)),
+        CommandOf::Doctor(args) => launch(Start::AnyWorld, |world| doctor(&args, world)),
+        CommandOf::Completions(args) => launch(Start::Alone, |_| completions::<F>(&args)),
+        CommandOf::Man(args) => launch(Start::Alone, |_| man::<F>(&args)),
         CommandOf::Launch(args) => start_others(|| args.run()),
         CommandOf::Slurm(command) => start_others(|| command.run()),
         CommandOf::Study(args) => start_others(|| args.run()),

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use distributed::Communicator;
 use records::{Best, Evaluation};
 
@@ -51,17 +51,23 @@ impl BestRule {
             Figure::Top1 => false,
             Figure::Metric(name) => {
                 let metric = metrics.iter().find(|metric| metric.name() == *name);
-                let names: Vec<String> = metrics.iter().map(|metric| metric.name()).collect();
-                let known = ["loss", "top1"]
-                    .into_iter()
-                    .chain(names.iter().map(String::as_str));
-                let known: Vec<String> = known.map(|figure| format!("{split}-{figure}")).collect();
-                ensure!(
-                    metric.is_some(),
-                    "--monitor: unknown figure (expected one of {}, got {split}-{name})",
+                let known = || {
+                    let names = metrics.iter().map(|metric| metric.name());
+                    let builtin = ["loss", "top1"].map(str::to_owned).into_iter();
+                    let known: Vec<String> = builtin
+                        .chain(names)
+                        .map(|figure| format!("{split}-{figure}"))
+                        .collect();
                     known.join(", ")
-                );
-                metric.is_some_and(|metric| metric.lower_is_better())
+                };
+                metric
+                    .with_context(|| {
+                        format!(
+                            "--monitor: unknown figure (expected one of {}, got {split}-{name})",
+                            known()
+                        )
+                    })?
+                    .lower_is_better()
             }
         };
         let named = monitor

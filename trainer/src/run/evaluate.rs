@@ -172,7 +172,12 @@ pub fn evaluate<M: ImageClassifier>(
     while let Some(scored) = readback.receive() {
         sums.add(scored?);
     }
-    agree_on(unread, communicator)?;
+    let reason = unread.map_or_else(String::new, |error: DatasetError| error.to_string());
+    let reasons = communicator.all_gather(reason.as_bytes())?;
+    if let Some(rank) = reasons.iter().position(|reason| !reason.is_empty()) {
+        let reason = String::from_utf8_lossy(&reasons[rank]).into_owned();
+        return Err(UnreadImage { rank, reason }.into());
+    }
     let mut num_ranks = [u64::from(stop.is_raised()), u64::from(is_interrupted)];
     communicator.all_reduce_sum_u64(&mut num_ranks)?;
     let [stop, is_interrupted] = num_ranks.map(|number| number > 0);
@@ -189,20 +194,6 @@ pub fn evaluate<M: ImageClassifier>(
     })
 }
 
-/// Ends the evaluation on all ranks if one could not read an image.
-fn agree_on(unread: Option<DatasetError>, communicator: &dyn Communicator) -> Result<()> {
-    let reason = unread.map_or_else(String::new, |error| error.to_string());
-    let of_ranks = communicator.all_gather(reason.as_bytes())?;
-    let Some(rank) = of_ranks.iter().position(|reason| !reason.is_empty()) else {
-        return Ok(());
-    };
-    Err(UnreadImage {
-        rank,
-        reason: String::from_utf8_lossy(&of_ranks[rank]).into_owned(),
-    }
-    .into())
-}
-
 /// Returns the batches of this rank's samples in order, and prints the progress.
 fn own_batches(
     (dataset, normalization): (&Arc<dyn ImageDataset>, &Normalization),
@@ -210,7 +201,14 @@ fn own_batches(
     communicator: &dyn Communicator,
     device: &Device,
 ) -> Result<impl Iterator<Item = Loaded<DeviceBatch>> + use<>, DatasetError> {
-    let plan = own_share(dataset.len(), config.micro_batch_size, communicator)?;
+    let world_size = communicator.world_size();
+    // A batch is not larger than the split.
+    let global_batch_size = config.micro_batch_size.min(dataset.len().max(1)) * world_size;
+    let plan = ShardPlan::new(ShardConfig {
+        shard_index: communicator.rank(),
+        num_shards: world_size,
+        ..ShardConfig::new(dataset.len(), global_batch_size)
+    })?;
     let how = LoaderConfig {
         raw: config.input == InputKind::Device,
         ..LoaderConfig::new(config.micro_batch_size, normalization.clone())
@@ -223,22 +221,6 @@ fn own_batches(
         ("batch", num_steps),
         Input::start(loader, config.input, device),
     ))
-}
-
-/// Returns the samples of this rank, in order.
-fn own_share(
-    num_samples: usize,
-    micro_batch_size: usize,
-    communicator: &dyn Communicator,
-) -> Result<ShardPlan, DatasetError> {
-    let world_size = communicator.world_size();
-    // A batch is not larger than the split.
-    let global_batch_size = micro_batch_size.min(num_samples.max(1)) * world_size;
-    ShardPlan::new(ShardConfig {
-        shard_index: communicator.rank(),
-        num_shards: world_size,
-        ..ShardConfig::new(num_samples, global_batch_size)
-    })
 }
 
 /// Sums over samples.

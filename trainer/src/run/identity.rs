@@ -96,22 +96,21 @@ pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> R
         // Another program may have other options, too, so its version comes first.
         let program = ["version", "commit"].into_iter();
         let mut names = program.chain(root.keys().chain(theirs.keys()).map(String::as_str));
-        let unequal = names.find(|what| root.get(*what) != theirs.get(*what));
-        if let Some(what) = unequal {
+        if let Some(what) = names.find(|what| root.get(*what) != theirs.get(*what)) {
+            let shown = |facts: &BTreeMap<String, String>| {
+                let value = facts.get(what).cloned().unwrap_or_default();
+                if value.is_empty() {
+                    "none".to_owned()
+                } else {
+                    value
+                }
+            };
             bail!(
                 "start: {what} of rank {rank} differs from root's: expected {}, got {}; start all ranks with the same program, flags and data",
-                shown(&root, what),
-                shown(&theirs, what)
+                shown(&root),
+                shown(&theirs)
             );
         }
     }
     Ok(())
-}
-
-fn shown<'a>(facts: &'a BTreeMap<String, String>, what: &str) -> &'a str {
-    facts
-        .get(what)
-        .map(String::as_str)
-        .filter(|value| !value.is_empty())
-        .unwrap_or("none")
 }

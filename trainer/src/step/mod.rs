@@ -43,7 +43,7 @@ use self::host::HostReplica;
 pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use crate::config::{OptimizerChoice, SyncMethod};
+use crate::config::SyncMethod;
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::{ImageClassifier, UnreadScore, expect_logits};
@@ -107,8 +107,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
     /// # Errors
-    /// If the ranks' models differ in structure, the options of `config` exclude each other, or norms
-    /// are to be synchronised and the model has none that can be.
+    /// If the ranks' models differ in structure, or norms are to be synchronised and the model has none that can be.
     pub fn new(
         model: M,
         config: StepConfig,
@@ -118,7 +117,6 @@ impl<M: ImageClassifier> Stepper<M> {
         let model = broadcast_module(model, &*communicator, 0)?;
         keep_freed_memory();
         let is_on_device = config.sync.updates_on_device(communicator.world_size());
-        check(&config, is_on_device)?;
         let replica = if is_on_device {
             Replica::Device(Box::new(DeviceReplica::new(&config, &model, device)?))
         } else {
@@ -577,36 +575,6 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         context
     }
-}
-
-/// Rejects options that exclude each other.
-fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
-    let has_servers = matches!(config.sync.method, SyncMethod::ParameterServer { .. });
-    let sums_all = matches!(
-        config.sync.method,
-        SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. }
-    );
-    ensure!(
-        config.custom_optimizer.is_none() || (sums_all && !is_on_device),
-        "optimizer: a custom optimizer updates only in main memory, and only if every step sums all gradients (expected SGD)"
-    );
-    ensure!(
-        config.rate_factors.is_empty() || !(is_on_device || has_servers),
-        "rate_factors: expected none if the device or servers update, got {:?}",
-        config.rate_factors
-    );
-    ensure!(
-        !has_servers || (config.clip.is_none() && config.gradient_noise.is_none()),
-        "clip, gradient_noise: parameter servers take unchanged gradients, expected none, got {:?} and {:?}",
-        config.clip,
-        config.gradient_noise
-    );
-    ensure!(
-        sums_all || matches!(config.optimizer, OptimizerChoice::Sgd(_)),
-        "optimizer: parameter servers and local SGD support only SGD, got {:?}",
-        config.optimizer
-    );
-    Ok(())
 }
 
 /// Returns one black image, for a rank without samples that takes part in a synchronised norm.

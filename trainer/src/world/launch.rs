@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use cluster::failure::Outcome;
 use distributed::Communicator;
-use distributed::communicator::{Launcher, SingleCommunicator, check_world, join, launch_with};
+use distributed::communicator::{Launcher, SingleCommunicator, check_world, join, leave};
 
 use crate::config::ConfigError;
 use crate::measure::report;
@@ -22,34 +22,50 @@ use crate::world::stop::StopFlag;
 const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
+/// The processes that a program may be one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The ranks that the launcher started.
+    World,
+    /// As `World`, also if their number differs from the launcher's: for work that reports such
+    /// problems.
+    AnyWorld,
+    /// One process, for work that needs no other rank. Refuses to be one of several tasks, which
+    /// would all do the same work and write the same files.
+    Alone,
+    /// As `Alone`, but possibly one of several tasks: for work that needs only their number.
+    Apart,
+}
+
 /// Joins the world, runs `work` on this rank, and prints its error.
 ///
 /// Call it once, at the beginning of `main`: it installs the signal handlers.
-pub fn launch<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
-    enter(
-        || Ok(join()?),
-        |world| {
-            check_world(&*world.communicator)?;
-            work(world)
-        },
-    )
-}
-
-/// As [`launch`], also in a world whose size differs from the launcher's: for work that reports
-/// such problems.
-pub fn launch_in_any_world<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
-    enter(|| Ok(join()?), work)
-}
-
-/// As [`launch`], in a world of one process: for work that needs no other rank. Refuses to be one
-/// of several tasks, which would all do the same work and write the same files.
-pub fn launch_alone<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
-    enter(alone, work)
-}
-
-/// As [`launch_alone`], but may be one of several tasks: for work that needs only their number.
-pub fn launch_apart<T: Termination>(work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
-    enter(|| Ok(Arc::new(SingleCommunicator::new())), work)
+pub fn launch<T: Termination>(start: Start, work: impl FnOnce(&World) -> Result<T>) -> ExitCode {
+    let stop = match StopFlag::on_signals().context("signals") {
+        Ok(stop) => stop,
+        Err(error) => return report_failure(None, &error).into(),
+    };
+    let communicator = match start {
+        Start::World | Start::AnyWorld => join().map_err(Into::into),
+        Start::Alone => alone(),
+        Start::Apart => Ok(Arc::new(SingleCommunicator::new()) as _),
+    };
+    let communicator = match communicator {
+        Ok(communicator) => communicator,
+        Err(error) => return leave::<T, _>(None, Err(error), report_failure),
+    };
+    panics::spare_caught();
+    let checked = match start {
+        Start::World => check_world(&*communicator).map_err(Into::into),
+        _ => Ok(()),
+    };
+    let done = checked.and_then(|()| {
+        work(&World {
+            is_only_rank: true,
+            ..World::new(Arc::clone(&communicator), stop)
+        })
+    });
+    leave(Some(&*communicator), done, report_failure)
 }
 
 /// Runs work that starts the ranks as other processes. This process does not use MPI, and signals
@@ -81,24 +97,6 @@ fn alone() -> Result<Arc<dyn Communicator>> {
         );
     }
     Ok(Arc::new(SingleCommunicator::new()))
-}
-
-fn enter<T: Termination>(
-    join: impl FnOnce() -> Result<Arc<dyn Communicator>>,
-    work: impl FnOnce(&World) -> Result<T>,
-) -> ExitCode {
-    let stop = match StopFlag::on_signals().context("signals") {
-        Ok(stop) => stop,
-        Err(error) => return report_failure(None, &error).into(),
-    };
-    let work = |communicator: &Arc<dyn Communicator>| {
-        panics::spare_caught();
-        work(&World {
-            is_only_rank: true,
-            ..World::new(Arc::clone(communicator), stop)
-        })
-    };
-    launch_with(join, work, report_failure)
 }
 
 /// Prints the error and returns the exit code.

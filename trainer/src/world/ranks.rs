@@ -120,19 +120,6 @@ impl World {
         self.communicator.rank() == ROOT
     }
 
-    /// Refuses to be one of several ranks, for a `command` that uses one.
-    ///
-    /// # Errors
-    /// If there is more than one rank.
-    pub fn expect_one_process(&self, command: &str) -> Result<()> {
-        let number = self.communicator.world_size();
-        ensure!(
-            number == 1,
-            "{command}: expected one process, got {number}; start it without a launcher"
-        );
-        Ok(())
-    }
-
     /// Sets the compute threads of this process. Returns this rank's device and the number of
     /// threads.
     ///

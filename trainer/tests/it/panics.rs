@@ -3,7 +3,7 @@
 use std::process::{Command, ExitCode, Output};
 use std::thread;
 
-use trainer::world::launch::launch;
+use trainer::world::launch::{Start, launch};
 use trainer::world::panics::caught;
 
 /// Variable with the kind of panic of the separate process.
@@ -13,7 +13,7 @@ const KIND: &str = "LOCKSTEP_TEST_PANIC";
 fn a_caught_panic_on_any_thread_ends_no_job_and_another_ends_it() {
     if let Ok(kind) = std::env::var(KIND) {
         assert_eq!(
-            launch(|_| {
+            launch(Start::World, |_| {
                 panic_as(&kind);
                 Ok(())
             }),

@@ -191,10 +191,10 @@ pub struct TrainingTensors {
 }
 
 impl TrainingTensors {
-    /// Reads the tensors that `world_size` ranks wrote.
+    /// Reads the tensors that `world_size` ranks wrote; an absent tensor is empty.
     ///
     /// # Errors
-    /// If a tensor is missing or has another type.
+    /// If a tensor has another type or length.
     pub fn from_bytes(bytes: &[u8], world_size: usize) -> Result<Self> {
         let tensors = SafeTensors::deserialize(bytes)?;
         let statistics = floats(&tensors, "norm_statistics")?;
@@ -204,68 +204,61 @@ impl TrainingTensors {
             statistics.len()
         );
         let row_len = statistics.len() / world_size;
-        let has = |name| tensors.tensor(name).is_ok();
-        let mut read = Self {
+        let num_updates = words(&tensors, "num_updates")?;
+        ensure!(num_updates.len() <= 1, "num_updates: expected one u64");
+        let custom = tensors.tensor("own_optimizer");
+        Ok(Self {
+            optimizer: OptimizerState {
+                moments: [
+                    floats(&tensors, "velocities")?,
+                    floats(&tensors, "moments")?,
+                ]
+                .concat(),
+                num_updates: num_updates.first().copied(),
+                custom: custom.ok().map(|record| record.data().to_vec()),
+            },
             norm_statistics: (0..world_size)
                 .map(|rank| statistics[rank * row_len..(rank + 1) * row_len].to_vec())
                 .collect(),
-            ..Self::default()
-        };
-        if let Ok(own) = tensors.tensor("own_optimizer") {
-            read.optimizer.custom = Some(own.data().to_vec());
-        } else if has("num_updates") {
-            let number = words(&tensors, "num_updates")?;
-            let number = number.first().context("num_updates: expected one u64")?;
-            read.optimizer.num_updates = Some(*number);
-            read.optimizer.moments = floats(&tensors, "moments")?;
-        } else {
-            read.optimizer.moments = floats(&tensors, "velocities")?;
-        }
-        if has("num_drawn") {
-            read.factors = floats(&tensors, "factors")?;
-            read.num_drawn = words(&tensors, "num_drawn")?;
-        }
-        if has("parameters") {
-            read.parameters = floats(&tensors, "parameters")?;
-        }
-        Ok(read)
+            factors: floats(&tensors, "factors")?,
+            num_drawn: words(&tensors, "num_drawn")?,
+            parameters: floats(&tensors, "parameters")?,
+        })
     }
 
     fn to_bytes(&self) -> Result<Vec<u8>> {
-        let words = |values: &[u64]| -> Vec<u8> {
-            values
-                .iter()
-                .flat_map(|value| value.to_le_bytes())
-                .collect()
+        let floats = |name, shape: Vec<usize>, values: &[f32]| {
+            (name, Dtype::F32, shape, floats_to_bytes(values))
         };
-        let floats = |name, shape: &[usize], values: &[f32]| {
-            (name, Dtype::F32, shape.to_vec(), floats_to_bytes(values))
+        let words = |name, values: &[u64]| {
+            let bytes = values.iter().copied().flat_map(u64::to_le_bytes).collect();
+            (name, Dtype::U64, vec![values.len()], bytes)
         };
-        let row_len = self.norm_statistics.first().map_or(0, Vec::len);
-        let shape = [self.norm_statistics.len(), row_len];
-        let mut tensors = vec![floats(
-            "norm_statistics",
-            &shape,
-            &self.norm_statistics.concat(),
-        )];
-        let moments = &self.optimizer.moments;
-        if let Some(own) = &self.optimizer.custom {
-            tensors.push(("own_optimizer", Dtype::U8, vec![own.len()], own.clone()));
-        } else if let Some(num_updates) = self.optimizer.num_updates {
-            tensors.push(floats("moments", &[2, moments.len() / 2], moments));
-            tensors.push(("num_updates", Dtype::U64, vec![1], words(&[num_updates])));
-        } else {
-            tensors.push(floats("velocities", &[moments.len()], moments));
-        }
-        if !self.num_drawn.is_empty() {
-            tensors.push(floats("factors", &[self.factors.len()], &self.factors));
-            let shape = vec![self.num_drawn.len()];
-            tensors.push(("num_drawn", Dtype::U64, shape, words(&self.num_drawn)));
-        }
-        if !self.parameters.is_empty() {
-            let shape = [self.parameters.len()];
-            tensors.push(floats("parameters", &shape, &self.parameters));
-        }
+        let rows = &self.norm_statistics;
+        let OptimizerState {
+            moments,
+            num_updates,
+            custom,
+        } = &self.optimizer;
+        let moments = match num_updates {
+            Some(_) => floats("moments", vec![2, moments.len() / 2], moments),
+            None => floats("velocities", vec![moments.len()], moments),
+        };
+        let custom = custom.clone().unwrap_or_default();
+        let mut tensors = vec![
+            floats(
+                "norm_statistics",
+                vec![rows.len(), rows.first().map_or(0, Vec::len)],
+                &rows.concat(),
+            ),
+            moments,
+            words("num_updates", num_updates.as_slice()),
+            ("own_optimizer", Dtype::U8, vec![custom.len()], custom),
+            floats("factors", vec![self.factors.len()], &self.factors),
+            words("num_drawn", &self.num_drawn),
+            floats("parameters", vec![self.parameters.len()], &self.parameters),
+        ];
+        tensors.retain(|(.., bytes)| !bytes.is_empty());
         let mut views = Vec::new();
         for (name, dtype, shape, bytes) in &tensors {
             views.push((*name, TensorView::new(*dtype, shape.clone(), bytes)?));
@@ -294,7 +287,9 @@ fn words(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<u64>> {
 }
 
 fn data<'a>(tensors: &SafeTensors<'a>, name: &str, dtype: Dtype) -> Result<&'a [u8]> {
-    let view = tensors.tensor(name).with_context(|| name.to_owned())?;
+    let Ok(view) = tensors.tensor(name) else {
+        return Ok(&[]);
+    };
     let got = view.dtype();
     ensure!(got == dtype, "{name}: expected {dtype:?}, got {got:?}");
     Ok(view.data())

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use datasets::{ImageShape, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan, threads};
+use datasets::{
+    DeviceBatch, ImageShape, LoadedStep, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan, threads,
+};
 use distributed::watchdog::Phase;
 
 use super::Training;
@@ -22,10 +24,21 @@ use crate::run::checkpoint::Progress;
 use crate::run::session::Session;
 use crate::run::step_hashes::HashRecorder;
 use crate::step::gradient_noise::NoiseSums;
-use crate::step::loss_scale::LossScale;
 use crate::step::sync_plan::{averages_early, distance, meets_after, own_shards};
 use crate::step::{StepContext, StepEnd, StepOutcome};
 use crate::world::stop::StopVote;
+
+/// What follows the next step.
+struct Due {
+    /// Number of the step, from 1.
+    number: u64,
+    checkpoint: bool,
+    /// Images and curves in TensorBoard.
+    tensorboard: bool,
+    gradients: bool,
+    /// True if the step is the last of the epoch.
+    end: bool,
+}
 
 /// The epoch under way.
 struct Epoch<'a> {
@@ -75,7 +88,13 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         let mut stopped = false;
         self.times.energy.begin();
         while !stopped && self.progress.step_in_epoch < num_steps {
-            stopped = self.step(&mut epoch)?;
+            let start = Instant::now();
+            let due = self.due(&epoch);
+            let (context, loaded) = self.next(&mut epoch, &due)?;
+            let num_samples = loaded.global_num_samples as u64;
+            let end = self.stepper.step(context, loaded, &self.times.timer)?;
+            stopped = end.stop;
+            self.end_step(&mut epoch, &due, &context, end, (start, num_samples))?;
         }
         self.times.energy.end();
         self.total_scores(&epoch)?;
@@ -86,61 +105,80 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         self.end_epoch()
     }
 
-    /// Runs one step, logs it, and saves a checkpoint if one is due within the epoch. Returns true
-    /// if the ranks agreed to stop.
-    fn step(&mut self, epoch: &mut Epoch<'run>) -> Result<bool> {
+    fn due(&self, epoch: &Epoch<'run>) -> Due {
+        let run = &self.session.config.run;
+        let number = self.progress.step + 1;
+        let is_due = |every: Option<u64>| every.is_some_and(|every| number.is_multiple_of(every));
+        let end = self.progress.step_in_epoch + 1 == epoch.num_steps;
+        let tensorboard = is_due(run.tensorboard_every);
+        Due {
+            number,
+            checkpoint: is_due(run.checkpoint_every_steps),
+            tensorboard,
+            gradients: self.tensorboard.is_open() && (tensorboard || end),
+            end,
+        }
+    }
+
+    /// Returns the context and the samples of the next step.
+    fn next(
+        &mut self,
+        epoch: &mut Epoch<'run>,
+        due: &Due,
+    ) -> Result<(StepContext, LoadedStep<DeviceBatch>)> {
         let session = self.session;
-        let config = &session.config.run;
-        let start = Instant::now();
         let loaded = {
             let _data = self.times.timer.enter(Phase::Data);
             let next = epoch.input.next();
             next.context("loader: ended before the epoch")??
         };
-        let global_num_samples = loaded.global_num_samples as u64;
-        let number = self.progress.step + 1;
-        let is_due = |every: Option<u64>| every.is_some_and(|every| number.is_multiple_of(every));
-        let saves = is_due(config.checkpoint_every_steps);
-        let ends_epoch = self.progress.step_in_epoch + 1 == epoch.num_steps;
-        let is_shown = is_due(config.tensorboard_every);
-        let keeps_gradients = self.tensorboard.is_open() && (is_shown || ends_epoch);
         let context = StepContext {
-            keeps_gradients,
-            ..self.context(epoch, saves || ends_epoch)?
+            keeps_gradients: due.gradients,
+            ..self.context(epoch, due.checkpoint || due.end)?
         };
         if let Some(batch) = loaded.micro_batches.first()
-            && (is_shown || number == 1)
+            && (due.tensorboard || due.number == 1)
         {
             let normalization = &session.data.normalization;
-            self.tensorboard.batch(number, batch, normalization);
+            self.tensorboard.batch(due.number, batch, normalization);
         }
-        seed_draws(
-            self.stepper.device(),
-            (config.seed, session.communicator.rank()),
-            context.step,
-        );
-        let end = self.stepper.step(context, loaded, &self.times.timer)?;
+        let seed = session.config.run.seed;
+        let rank = session.communicator.rank();
+        seed_draws(self.stepper.device(), (seed, rank), context.step);
+        Ok((context, loaded))
+    }
+
+    /// Logs a step and its samples, which began at `start`, and saves a checkpoint if one is due
+    /// within the epoch.
+    fn end_step(
+        &mut self,
+        epoch: &mut Epoch<'run>,
+        due: &Due,
+        context: &StepContext,
+        end: StepEnd,
+        (start, global_num_samples): (Instant, u64),
+    ) -> Result<()> {
+        let session = self.session;
+        let config = session.config;
         // What is printed, saved or hashed must be complete; otherwise a device is not waited for.
-        let should_log = (self.progress.step_in_epoch + 1).is_multiple_of(config.log_every_steps)
+        let should_log = (self.progress.step_in_epoch + 1)
+            .is_multiple_of(config.run.log_every_steps)
             || session.reporter.is_step_due();
         // An average that only a stop causes is not part of what a repetition computes.
-        let is_forced = !saves
-            && !ends_epoch
+        let is_forced = !due.checkpoint
+            && !due.end
             && context.must_sync
-            && averages_early(
-                &session.config.sync.method,
-                session.config.num_workers(),
-                context.step,
-            );
+            && averages_early(&config.sync.method, config.num_workers(), context.step);
         let is_hashed = !is_forced && HashRecorder::is_due(&self.hashes, &self.progress);
-        let must_be_complete = should_log || saves || ends_epoch || is_hashed || is_shown;
+        let must_be_complete =
+            should_log || due.checkpoint || due.end || is_hashed || due.tensorboard;
         let own = self.add_scores(epoch, &end, must_be_complete)?;
-        if keeps_gradients
+        if due.gradients
             && end.outcome == StepOutcome::Updated
             && let Some(gradients) = self.stepper.gradients()
         {
             self.tensorboard
-                .gradients(number, self.stepper.layout(), &gradients);
+                .gradients(due.number, self.stepper.layout(), &gradients);
         }
         self.note_outcome(end.outcome)?;
         self.note_fallbacks();
@@ -157,10 +195,14 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             global_num_samples,
             time_left: None,
         };
-        line.time_left = self.progress_file.step(&line, number);
-        session.reporter.step(&line, should_log || ends_epoch);
-        if ends_epoch || config.tensorboard_every.map_or(should_log, |_| is_shown) {
-            self.tensorboard.step(number, &line);
+        line.time_left = self.progress_file.step(&line, due.number);
+        session.reporter.step(&line, should_log || due.end);
+        let is_shown = match config.run.tensorboard_every {
+            Some(_) => due.tensorboard,
+            None => should_log,
+        };
+        if due.end || is_shown {
+            self.tensorboard.step(due.number, &line);
         }
         self.times
             .add_step(self.progress.step, global_num_samples, line.duration);
@@ -172,21 +214,23 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         }
         self.progress.step += 1;
         self.progress.step_in_epoch += 1;
-        if saves && !end.stop && !ends_epoch {
+        if due.checkpoint && !end.stop && !due.end {
             self.total_scores(epoch)?;
             self.save()?;
         }
-        Ok(end.stop)
+        Ok(())
     }
 
     /// Reports the size of images if it changes with the epoch: in the session's first epoch and
     /// when it differs from the last.
-    fn note_image_shape(&mut self) {
+    fn note_image_shape(&self) {
         let epoch = self.progress.epoch;
-        let Some(shape) = image_shape(self.session, epoch) else {
-            return;
-        };
-        if self.image_shape.replace(shape) != Some(shape) {
+        let before = epoch
+            .checked_sub(1)
+            .and_then(|before| image_shape(self.session, before));
+        if let Some(shape) = image_shape(self.session, epoch)
+            && (self.progress.step == self.first_step || before != Some(shape))
+        {
             self.session.reporter.note(&format!(
                 "epoch {}: images of {} x {} pixels",
                 epoch + 1,
@@ -200,8 +244,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// no gradient; and once if the operating system refuses threads.
     fn note_fallbacks(&mut self) {
         let reporter = self.session.reporter;
-        if !self.noted_first_step {
-            self.noted_first_step = true;
+        if self.progress.step == self.first_step {
             for operation in layers::fallback_ops() {
                 reporter.note(&format!(
                     "slower fallback of burn in use for the {operation}"
@@ -292,23 +335,40 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         Ok(())
     }
 
-    /// Averages the parameters after an update, or reports a step that changed nothing.
+    /// Averages the parameters after an update. Reports a step that changed nothing: overflows of
+    /// scaled gradients at the first, second, fourth, eighth time and so on, since they are normal
+    /// while the scale adapts. Ends the run after too many skipped steps.
     fn note_outcome(&mut self, outcome: StepOutcome) -> Result<()> {
-        match outcome {
-            StepOutcome::Updated => {
+        let reporter = self.session.reporter;
+        let on_non_finite = self.session.config.run.on_non_finite;
+        match (outcome, on_non_finite) {
+            (StepOutcome::Updated, _) => {
                 if let Some(ema) = &mut self.ema {
                     ema.update(&self.stepper.parameters());
                 }
-                Ok(())
             }
-            StepOutcome::Overflowed(scale) => {
-                note_overflow(self.session, self.progress.step, scale);
-                Ok(())
+            (StepOutcome::Overflowed(scale), _) if scale.num_overflows().is_power_of_two() => {
+                reporter.note(&format!(
+                    "step {}: gradients overflowed, step skipped on all ranks; loss scale halved to {}, {} skipped so far",
+                    self.progress.step,
+                    scale.factor(),
+                    records::counted(scale.num_overflows() as usize, "step")
+                ));
             }
-            StepOutcome::Skipped(reason) => {
-                note_skipped_step(self.session, &mut self.progress, &reason)
+            (StepOutcome::Skipped(reason), OnNonFinite::Skip { max_skipped_steps }) => {
+                self.progress.skipped_steps += 1;
+                let skipped = self.progress.skipped_steps;
+                ensure!(
+                    skipped <= max_skipped_steps,
+                    "{reason}: skipped steps: expected at most {max_skipped_steps}, this is one more; resume from an older checkpoint with a lower learning rate, or raise --max-skipped-steps"
+                );
+                reporter.warn(&format!(
+                    "{reason}: step skipped on all ranks, {skipped} of at most {max_skipped_steps}"
+                ));
             }
+            _ => {}
         }
+        Ok(())
     }
 }
 
@@ -327,38 +387,6 @@ fn without_gradient(paths: &[&str]) -> Option<String> {
              changes them; remove them from the model, or --freeze them"
         )
     })
-}
-
-/// Reports overflows of scaled gradients at the first, second, fourth, eighth time and so on: they
-/// are normal while the scale adapts.
-fn note_overflow(session: &Session<'_>, step: u64, scale: LossScale) {
-    if scale.num_overflows().is_power_of_two() {
-        session.reporter.note(&format!(
-            "step {step}: gradients overflowed, step skipped on all ranks; loss scale halved to {}, {} skipped so far",
-            scale.factor(),
-            records::counted(scale.num_overflows() as usize, "step")
-        ));
-    }
-}
-
-/// Counts a step that all ranks skipped, and ends the run after too many.
-fn note_skipped_step(session: &Session<'_>, progress: &mut Progress, reason: &str) -> Result<()> {
-    let OnNonFinite::Skip {
-        max_skipped_steps: limit,
-    } = session.config.run.on_non_finite
-    else {
-        return Ok(());
-    };
-    progress.skipped_steps += 1;
-    ensure!(
-        progress.skipped_steps <= limit,
-        "{reason}: skipped steps: expected at most {limit}, this is one more; resume from an older checkpoint with a lower learning rate, or raise --max-skipped-steps"
-    );
-    session.reporter.warn(&format!(
-        "{reason}: step skipped on all ranks, {} of at most {limit}",
-        progress.skipped_steps
-    ));
-    Ok(())
 }
 
 fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use datasets::ImageShape;
 use distributed::replica::check_fingerprint;
 use distributed::watchdog::Phase;
 use records::{EpochRecord, FinalTest, Manifest};
@@ -130,10 +129,8 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
         hashes,
         own_noise: NoiseSums::default(),
         noise: NoiseSums::default(),
-        noted_first_step: false,
         noted_refused_threads: false,
         epoch_start: Instant::now(),
-        image_shape: None,
         test: None,
     };
     // A signal during the start: nothing is new that would have to be saved.
@@ -168,12 +165,9 @@ struct Training<'a, M> {
     progress_file: ProgressFile,
     /// Absent on other ranks than root.
     metrics: Option<MetricsFile>,
-    noted_first_step: bool,
     noted_refused_threads: bool,
     /// When this session began the epoch.
     epoch_start: Instant,
-    /// The last reported image size, if it changes with the epoch.
-    image_shape: Option<ImageShape>,
     /// Scores of the best model on the test split, in a run with a val split.
     test: Option<FinalTest>,
 }

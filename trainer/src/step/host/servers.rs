@@ -190,7 +190,7 @@ pub fn serve<M: Module>(
     rank_status: &Arc<RankStatus>,
 ) -> Result<(), CollectiveError> {
     let update = ServerSgd {
-        status: Some(Arc::clone(rank_status)),
+        status: Arc::clone(rank_status),
         ..ServerSgd::new(config, optimizer, model)
     };
     let plan = server_plan(&config.method, &update.plan, server_link.world_size());
@@ -227,8 +227,8 @@ fn server_plan(method: &SyncMethod, plan: &BucketPlan, world_size: usize) -> Ser
 struct ServerSgd {
     plan: BucketPlan,
     sgd: HostOptimizer,
-    /// Status of a rank that only serves.
-    status: Option<Arc<RankStatus>>,
+    /// Status of a rank that only serves; any other rank's server notes nothing.
+    status: Arc<RankStatus>,
 }
 
 impl ServerSgd {
@@ -240,27 +240,21 @@ impl ServerSgd {
         Self {
             plan: BucketPlan::new(&layout, bucket_cap_bytes(config, total_bytes)),
             sgd: HostOptimizer::new(optimizer, &[], &layout, zeros),
-            status: None,
+            status: Arc::default(),
         }
     }
 
     fn elements(&self, bucket: usize) -> Range<usize> {
         self.plan.buckets()[bucket].elements.clone()
     }
-
-    fn enter(&self, phase: Phase) {
-        if let Some(status) = &self.status {
-            status.enter(phase);
-        }
-    }
 }
 
 impl ShardUpdate for ServerSgd {
     fn update(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32]) {
-        self.enter(Phase::Optimizer);
+        self.status.enter(Phase::Optimizer);
         let elements = self.elements(bucket);
         self.sgd.update_elements(learning_rate, elements, gradient);
-        self.enter(Phase::Serving);
+        self.status.enter(Phase::Serving);
     }
 
     fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
