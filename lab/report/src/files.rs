@@ -78,7 +78,7 @@ fn files_below(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// Writes the report and replaces an earlier one.
 ///
 /// # Errors
-/// When the directory has anything else, a chart cannot be drawn, or a file cannot be written.
+/// When the directory has anything else or a file cannot be written.
 pub(crate) fn write(document: &Document, directory: &Path) -> Result<Size> {
     check_free(directory)?;
     let contents = || document.sections.iter().flat_map(|one| &one.contents);
@@ -87,7 +87,7 @@ pub(crate) fn write(document: &Document, directory: &Path) -> Result<Size> {
         match content {
             Content::Figure(figure) => {
                 let name = format!("figures/{}", figure.id);
-                files.insert(format!("{name}.svg"), chart::draw(figure)?);
+                files.insert(format!("{name}.svg"), chart::draw(figure));
                 files.insert(format!("{name}.csv"), figure.data().to_csv());
             }
             Content::Table(table) => {
@@ -96,7 +96,7 @@ pub(crate) fn write(document: &Document, directory: &Path) -> Result<Size> {
             _ => {}
         }
     }
-    files.insert("index.html".to_owned(), html::page(document)?);
+    files.insert("index.html".to_owned(), html::page(document));
     files.insert(INDEX.to_owned(), String::new());
     let index = index(document, files.keys().collect());
     let text = serde_json::to_string_pretty(&index)? + "\n";

@@ -6,22 +6,13 @@
 
 use super::chart::{COLOURS, Figure, draw};
 use super::document::{Cell, Content, Document, Section, Table};
-use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 /// Cells with more characters than this may break into lines.
 const LONG: usize = 40;
 
 /// Renders the document.
-///
-/// # Errors
-/// When a chart cannot be drawn.
-pub(super) fn page(document: &Document) -> Result<String> {
-    let sections = document
-        .sections
-        .iter()
-        .map(section)
-        .collect::<Result<Vec<_>>>()?;
+pub(super) fn page(document: &Document) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -42,70 +33,66 @@ pub(super) fn page(document: &Document) -> Result<String> {
                         ul { @for section in &document.sections { li { a href={ "#" (section.id) } { (section.heading) } } } }
                     }
                 }
-                main { @for section in &sections { (section) } }
+                main { @for one in &document.sections { (section(one)) } }
                 footer {
                     p { "In this directory: every table as CSV in " code { "tables" } ", every figure as SVG and CSV in " code { "figures" } ", everything in " code { "report.json" } "." }
                 }
             }
         }
     };
-    Ok(page.into_string())
+    page.into_string()
 }
 
 /// Returns the rules that replace the colours of charts on a dark screen.
 fn dark_charts() -> String {
-    let rule = |(light, dark): &(u32, u32)| {
+    let rule = |(light, dark): &(&str, &str)| {
         format!(
-            "figure svg [fill=\"#{light:06X}\"]{{fill:#{dark:06X}}}figure svg [stroke=\"#{light:06X}\"]{{stroke:#{dark:06X}}}"
+            "figure svg [fill=\"{light}\"]{{fill:{dark}}}figure svg [stroke=\"{light}\"]{{stroke:{dark}}}"
         )
     };
     let rules: String = COLOURS.iter().map(rule).collect();
     format!("@media screen and (prefers-color-scheme:dark){{{rules}}}")
 }
 
-fn section(section: &Section) -> Result<Markup> {
+fn section(section: &Section) -> Markup {
     // Consecutive figures share a grid.
     let is_figure = |content: &Content| matches!(content, Content::Figure(_));
     let groups = section
         .contents
         .chunk_by(|a, b| is_figure(a) && is_figure(b));
-    let mut parts: Vec<Markup> = Vec::new();
-    for group in groups {
-        let contents = group.iter().map(content).collect::<Result<Vec<_>>>()?;
-        parts.push(html! {
-            @if is_figure(&group[0]) { div.figures { @for one in &contents { (one) } } }
-            @else { @for one in &contents { (one) } }
-        });
-    }
-    Ok(html! {
-        section id=(section.id) { h2 { (section.heading) } @for part in &parts { (part) } }
-    })
-}
-
-fn content(content: &Content) -> Result<Markup> {
-    Ok(match content {
-        Content::Paragraph(text) => html! { p { (text) } },
-        Content::Warning(text) => html! { p.warning { (text) } },
-        Content::Figure(one) => figure(one)?,
-        Content::Table(one) => match one.is_folded {
-            true => html! { details { summary { (one.title) } (table(one)) } },
-            false => table(one),
-        },
-        Content::FoldedText(summary, text) => {
-            html! { details { summary { (summary) } pre tabindex="0" { (text) } } }
+    html! {
+        section id=(section.id) {
+            h2 { (section.heading) }
+            @for group in groups {
+                @if is_figure(&group[0]) { div.figures { @for one in group { (content(one)) } } }
+                @else { @for one in group { (content(one)) } }
+            }
         }
-    })
+    }
 }
 
-fn figure(figure: &Figure) -> Result<Markup> {
-    let drawing = draw(figure)?;
-    Ok(html! {
+fn content(content: &Content) -> Markup {
+    html! {
+        @match content {
+            Content::Paragraph(text) => p { (text) },
+            Content::Warning(text) => p.warning { (text) },
+            Content::Figure(one) => (figure(one)),
+            Content::Table(one) if one.is_folded => details { summary { (one.title) } (table(one)) },
+            Content::Table(one) => (table(one)),
+            Content::FoldedText(summary, text) =>
+                details { summary { (summary) } pre tabindex="0" { (text) } },
+        }
+    }
+}
+
+fn figure(figure: &Figure) -> Markup {
+    html! {
         figure id={ "figure-" (figure.id) } {
-            div.scroll tabindex="0" role="region" aria-label=(figure.title) { (PreEscaped(drawing)) }
+            div.scroll tabindex="0" role="region" aria-label=(figure.title) { (PreEscaped(draw(figure))) }
             figcaption { (figure.caption) }
             p.files { a href={ "figures/" (figure.id) ".svg" } { "SVG" } " · " a href={ "figures/" (figure.id) ".csv" } { "CSV" } }
         }
-    })
+    }
 }
 
 fn table(table: &Table) -> Markup {

@@ -1,11 +1,7 @@
 //! Axes: scale, range and ticks.
 //!
-//! In: the values of an axis. Out: a coordinate of plotters and the text of each tick.
-//! Invariant: the range holds every value; a logarithmic axis draws positive values only.
-
-use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
-use plotters::coord::types::RangedCoordf64;
-use std::ops::Range;
+//! In: the values of an axis. Out: pixels of values, and the text of each tick.
+//! Invariant: the range has every value; a logarithmic axis draws positive values only.
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Axis {
@@ -15,7 +11,7 @@ pub(crate) struct Axis {
     unit: Unit,
     from_zero: bool,
     is_whole: bool,
-    /// Values at which ticks are drawn; chosen by plotters if absent.
+    /// Values at which ticks are drawn; round values if absent.
     ticks: Option<Vec<f64>>,
 }
 
@@ -29,30 +25,27 @@ pub(crate) enum Unit {
     Bytes,
 }
 
-/// One axis of a drawing with its ticks; coordinates of a logarithmic axis are logarithms.
-pub(super) struct Coordinate {
-    axis: RangedCoordf64,
-    pub(super) ticks: Vec<f64>,
+/// An axis in a drawing.
+pub(super) struct Scale<'a> {
+    axis: &'a Axis,
+    /// Ends in the coordinates of the axis; those of a logarithmic axis are logarithms.
+    ends: [f64; 2],
+    pub(super) pixels: [f64; 2],
+    /// Pixel and text of each tick.
+    pub(super) ticks: Vec<(f64, String)>,
 }
 
-impl Ranged for Coordinate {
-    type FormatOption = DefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, pixels: (i32, i32)) -> i32 {
-        self.axis.map(value, pixels)
+impl Scale<'_> {
+    /// Returns the pixel of a value; `None` if the axis cannot show it.
+    pub(super) fn at(&self, value: f64) -> Option<f64> {
+        Some(self.pixel(self.axis.coordinate(value)?))
     }
 
-    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        if hint.weight().allow_light_points() {
-            Vec::new()
-        } else {
-            self.ticks.clone()
-        }
-    }
-
-    fn range(&self) -> Range<f64> {
-        self.axis.range()
+    fn pixel(&self, coordinate: f64) -> f64 {
+        let [low, high] = self.ends;
+        let [first, last] = self.pixels;
+        let pixel = first + (coordinate - low) / (high - low) * (last - first);
+        (10.0 * pixel).round() / 10.0
     }
 }
 
@@ -108,13 +101,12 @@ impl Axis {
     }
 
     /// Returns the coordinate of a value; `None` if the axis cannot show it.
-    pub(super) fn at(&self, value: f64) -> Option<f64> {
-        let at = if self.is_logarithmic {
-            value.log10()
-        } else {
-            value
+    fn coordinate(&self, value: f64) -> Option<f64> {
+        let coordinate = match self.is_logarithmic {
+            true => value.log10(),
+            false => value,
         };
-        at.is_finite().then_some(at)
+        coordinate.is_finite().then_some(coordinate)
     }
 
     /// Chooses range and ticks for `values`.
@@ -122,44 +114,44 @@ impl Axis {
         &self,
         values: impl IntoIterator<Item = f64>,
         most_ticks: usize,
-    ) -> Coordinate {
-        let placed: Vec<f64> = values
-            .into_iter()
-            .filter_map(|value| self.at(value))
-            .collect();
-        let mut low = placed.iter().copied().fold(f64::INFINITY, f64::min);
-        let mut high = placed.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        if low > high {
-            low = 0.0;
-            high = 1.0;
-        }
-        if self.from_zero {
-            low = low.min(0.0);
-            high = high.max(0.0);
-        }
+        pixels: [f64; 2],
+    ) -> Scale<'_> {
+        let values = values.into_iter();
+        let placed: Vec<f64> = values.filter_map(|value| self.coordinate(value)).collect();
+        let zero = self.from_zero.then_some(0.0);
+        let placed = || placed.iter().copied().chain(zero);
+        let low = placed().reduce(f64::min).unwrap_or(0.0);
+        let mut high = placed().reduce(f64::max).unwrap_or(1.0);
         if high - low <= 1e-9 * high.abs().max(low.abs()) {
             high += if high == 0.0 { 1.0 } else { high.abs() * 0.1 };
         }
         let margin = 0.05 * (high - low);
-        let low = if self.from_zero && low == 0.0 {
-            low
-        } else {
-            low - margin
+        let low = match self.from_zero && low == 0.0 {
+            true => low,
+            false => low - margin,
         };
         let high = high + margin;
-        let ticks = match &self.ticks {
-            Some(ticks) => ticks.iter().filter_map(|tick| self.at(*tick)).collect(),
+        let mut ticks = match &self.ticks {
+            Some(ticks) => ticks
+                .iter()
+                .filter_map(|tick| self.coordinate(*tick))
+                .collect(),
             None if self.is_logarithmic => self.logarithmic_ticks(low, high),
-            None => RangedCoordf64::from(low..high).key_points(most_ticks),
+            None => linear_ticks(low, high, most_ticks),
         };
-        let is_shown = |tick: &f64| !self.is_whole || tick.fract() == 0.0;
-        let mut ticks: Vec<f64> = ticks.into_iter().filter(is_shown).collect();
+        ticks.retain(|tick| !self.is_whole || tick.fract() == 0.0);
         let every = ticks.len().div_ceil(most_ticks).max(1);
-        ticks = ticks.into_iter().step_by(every).collect();
-        Coordinate {
-            axis: RangedCoordf64::from(low..high),
-            ticks,
-        }
+        let mut scale = Scale {
+            axis: self,
+            ends: [low, high],
+            pixels,
+            ticks: Vec::new(),
+        };
+        let ticks = ticks.into_iter().step_by(every);
+        scale.ticks = ticks
+            .map(|tick| (scale.pixel(tick), self.text(tick)))
+            .collect();
+        scale
     }
 
     fn logarithmic_ticks(&self, low: f64, high: f64) -> Vec<f64> {
@@ -176,7 +168,7 @@ impl Axis {
     }
 
     /// Returns the text of the tick at a coordinate.
-    pub(super) fn text(&self, at: f64) -> String {
+    fn text(&self, at: f64) -> String {
         let value = if self.is_logarithmic {
             10f64.powf(at)
         } else {
@@ -188,6 +180,26 @@ impl Axis {
             Unit::Bytes => records::bytes(value.round() as u64),
         }
     }
+}
+
+/// Returns the multiples of the least round step that has at most `most` of them.
+fn linear_ticks(low: f64, high: f64, most: usize) -> Vec<f64> {
+    let least_power = ((high - low) / most as f64).log10().floor() as i32;
+    let steps =
+        (least_power..).flat_map(|power| [1.0, 2.0, 5.0].map(|one| one * 10f64.powi(power)));
+    let ticks = steps.map(|step| {
+        let numbers = (low / step).ceil() as i64..=(high / step).floor() as i64;
+        // The quotient of two whole numbers is nearest to the decimal number.
+        let tick = |number: i64| match step < 1.0 {
+            true => number as f64 / (1.0 / step).round(),
+            false => number as f64 * step,
+        };
+        numbers.map(tick).collect::<Vec<f64>>()
+    });
+    ticks
+        .into_iter()
+        .find(|ticks| ticks.len() <= most)
+        .unwrap_or_default()
 }
 
 /// Formats a tick with as few decimals as possible.
@@ -204,12 +216,8 @@ mod tests {
     use super::*;
 
     fn texts(axis: &Axis, values: &[f64], most_ticks: usize) -> Vec<String> {
-        let coordinate = axis.place(values.iter().copied(), most_ticks);
-        coordinate
-            .ticks
-            .iter()
-            .map(|tick| axis.text(*tick))
-            .collect()
+        let scale = axis.place(values.iter().copied(), most_ticks, [0.0, 1.0]);
+        scale.ticks.into_iter().map(|(_, text)| text).collect()
     }
 
     #[test]
@@ -254,13 +262,11 @@ mod tests {
                 Axis::logarithmic("x"),
                 counts,
             ] {
-                let range = axis.place(values.iter().copied(), 5).range();
-                assert!(range.start < range.end, "{axis:?} {values:?} {range:?}");
-                let placed = values.iter().filter_map(|value| axis.at(*value));
-                assert!(
-                    placed.into_iter().all(|at| range.contains(&at)),
-                    "{axis:?} {range:?}"
-                );
+                let scale = axis.place(values.iter().copied(), 5, [0.0, 100.0]);
+                let [low, high] = scale.ends;
+                assert!(low < high, "{axis:?} {values:?} {low} {high}");
+                let mut pixels = values.iter().filter_map(|value| scale.at(*value));
+                assert!(pixels.all(|at| (0.0..=100.0).contains(&at)), "{axis:?}");
             }
         }
     }

@@ -1,257 +1,158 @@
 //! Drawing of figures as SVG: title, legend, plot.
 //!
 //! In: a [`Figure`]. Out: SVG text, identical in the page and in its file.
-//! Invariant: the drawing is as high as its contents; no text is cut off. plotters escapes text; control characters,
-//! which XML forbids, are replaced.
+//! Invariant: the drawing is as high as its contents; no text is cut off. maud escapes text; control
+//! characters, which XML forbids, are replaced.
 //! Source: Okabe & Ito 2008, Color Universal Design, for the colours.
 
+use super::axis::Scale;
 use super::{Axis, Bar, Figure, Kind, MOST_SERIES, Marks, Point, Series};
-use anyhow::{Context, Result};
-use plotters::chart::ChartBuilder;
-use plotters::coord::Shift;
-use plotters::element::{DashedPathElement, EmptyElement, PathElement, Polygon, Rectangle, Text};
-use plotters::prelude::{
-    Color, DrawingArea, IntoDrawingArea, IntoFont, SVGBackend, ShapeStyle, TextStyle,
-};
-use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{FontStyle, RGBColor};
+use maud::{Markup, html};
 use records::wrapped;
 
 /// Colours on white and on black: of the series, then [`INK`] and the others below.
-pub(crate) const COLOURS: [(u32, u32); MOST_SERIES + 5] = [
-    (0x00_72b2, 0x4d_b0f0),
-    (0xd5_5e00, 0xff_8c42),
-    (0x00_9e73, 0x2e_d1a2),
-    (0xb8_5c94, 0xe5_9ac6),
-    (0xc9_8a00, 0xf2_b83a),
-    (0x3f_a3dd, 0x8a_d0f7),
-    (0x5b_5b66, 0xb4_b4c0),
-    (0x1c_1e21, 0xe8_e9ec),
-    (0x63_6870, 0xa3_a8b2),
-    (0xe3_e5e9, 0x34_3840),
-    (0xff_ffff, 0x17_191d),
-    (0xb4_bac2, 0x58_5f6b),
+pub(crate) const COLOURS: [(&str, &str); MOST_SERIES + 5] = [
+    ("#0072B2", "#4DB0F0"),
+    ("#D55E00", "#FF8C42"),
+    ("#009E73", "#2ED1A2"),
+    ("#B85C94", "#E59AC6"),
+    ("#C98A00", "#F2B83A"),
+    ("#3FA3DD", "#8AD0F7"),
+    ("#5B5B66", "#B4B4C0"),
+    ("#1C1E21", "#E8E9EC"),
+    ("#636870", "#A3A8B2"),
+    ("#E3E5E9", "#343840"),
+    ("#FFFFFF", "#17191D"),
+    ("#B4BAC2", "#585F6B"),
 ];
-const INK: RGBColor = colour(MOST_SERIES);
-const MUTED: RGBColor = colour(MOST_SERIES + 1);
-const GRID: RGBColor = colour(MOST_SERIES + 2);
-const SURFACE: RGBColor = colour(MOST_SERIES + 3);
-const QUIET: RGBColor = colour(MOST_SERIES + 4);
+const INK: &str = COLOURS[MOST_SERIES].0;
+const MUTED: &str = COLOURS[MOST_SERIES + 1].0;
+const GRID: &str = COLOURS[MOST_SERIES + 2].0;
+const SURFACE: &str = COLOURS[MOST_SERIES + 3].0;
+const QUIET: &str = COLOURS[MOST_SERIES + 4].0;
 
 /// Sizes in pixels.
-const WIDTH: i32 = 640;
-const SIDE: i32 = 12;
-const LINE: i32 = 18;
-const PLOT: i32 = 350;
-const X_AXIS: i32 = 46;
+const WIDTH: f64 = 640.0;
+const SIDE: f64 = 12.0;
+/// Line of text.
+const LINE: f64 = 18.0;
+/// Line of the title or legend.
+const HEAD: f64 = 20.0;
+const PLOT: f64 = 350.0;
+const X_AXIS: f64 = 46.0;
 const TEXT: f64 = 13.0;
 const HEADING: f64 = 15.0;
 /// Sample in the legend.
-const SAMPLE: i32 = 30;
-const BAR: i32 = 16;
+const SAMPLE: f64 = 30.0;
+const BAR: f64 = 16.0;
 /// Hollow bar below a bar.
-const HOLLOW: i32 = 7;
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-
-/// An entry of the legend.
-struct Entry<'a> {
-    name: &'a str,
-    style: usize,
-    /// Kind of the series; `None` is a bar.
-    kind: Option<Kind>,
-    is_hollow: bool,
-}
-
-/// Labels and place of a bar.
-struct Row<'a> {
-    bar: &'a Bar,
-    heading: Option<&'a str>,
-    /// Lines to the left of the bar.
-    label: Vec<String>,
-    top: i32,
-}
+const HOLLOW: f64 = 7.0;
 
 /// Draws a figure.
-///
-/// # Errors
-/// When plotters fails.
-pub(crate) fn draw(figure: &Figure) -> Result<String> {
-    let title = wrapped(&figure.title, columns(WIDTH - 2 * SIDE, HEADING));
-    let legend = legend(&figure.marks);
-    let legend_top = 10 + title.len() as i32 * (LINE + 2);
-    let top = legend_top + legend.len() as i32 * (LINE + 2) + 6;
-    let rows = match &figure.marks {
-        Marks::Bars(_, bars) => rows(bars),
-        Marks::Lines(..) => Vec::new(),
+pub(crate) fn draw(figure: &Figure) -> String {
+    let title = wrapped(&figure.title, columns(WIDTH - 2.0 * SIDE, HEADING));
+    let (legend, num_lines) = legend(&figure.marks);
+    let legend_top = 10.0 + title.len() as f64 * HEAD;
+    let top = legend_top + f64::from(num_lines) * HEAD + 6.0;
+    let (plot, bottom) = match &figure.marks {
+        Marks::Lines(y, series) => lines(&figure.x, y, series, top),
+        Marks::Bars(_, all) => bars(&figure.x, all, top),
     };
-    let height = top + rows.last().map_or(PLOT, |row| row.bottom() + X_AXIS);
-    let mut svg = String::new();
-    {
-        let root = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32));
-        let root = root.into_drawing_area();
-        root.fill(&SURFACE)?;
-        for (index, line) in title.into_iter().enumerate() {
-            let at = (SIDE, 8 + index as i32 * (LINE + 2));
-            root.draw(&Text::new(line, at, bold(HEADING)))?;
-        }
-        for (index, entries) in legend.iter().enumerate() {
-            draw_legend(&root, entries, legend_top + index as i32 * (LINE + 2))?;
-        }
-        let area = root
-            .clone()
-            .shrink((0, top), (WIDTH as u32, (height - top) as u32));
-        match &figure.marks {
-            Marks::Lines(y, series) => draw_lines(&area, &figure.x, y, series)?,
-            Marks::Bars(_, bars) => draw_bars(&area, &figure.x, bars, &rows)?,
-        }
-        root.present()?;
-    }
-    let (start, drawing) = svg
-        .split_once('>')
-        .context("chart: plotters wrote no svg element")?;
-    let described = maud::html! { title { (figure.title) } desc { (figure.caption) } };
-    let svg = format!(
-        "{start} role=\"img\">\n{}{drawing}",
-        described.into_string()
-    );
-    let is_drawable = |c: char| c >= ' ' || c == '\n';
-    let replaced = |c| {
-        if is_drawable(c) {
-            c
-        } else {
-            char::REPLACEMENT_CHARACTER
+    let height = bottom + X_AXIS;
+    let svg = html! {
+        svg width=(WIDTH) height=(height) viewBox={ "0 0 " (WIDTH) " " (height) }
+            xmlns="http://www.w3.org/2000/svg" role="img" font-family="sans-serif" {
+            title { (figure.title) }
+            desc { (figure.caption) }
+            rect width=(WIDTH) height=(height) fill=(SURFACE) {}
+            @for (index, line) in title.iter().enumerate() {
+                (heading(8.0 + index as f64 * HEAD, HEADING, line))
+            }
+            g transform={ "translate(0," (legend_top) ")" } { (legend) }
+            (plot)
         }
     };
-    Ok(svg.chars().map(replaced).collect())
+    let replaced = |c: char| match c >= ' ' || c == '\n' {
+        true => c,
+        false => char::REPLACEMENT_CHARACTER,
+    };
+    svg.into_string().chars().map(replaced).collect()
 }
 
-const fn colour(index: usize) -> RGBColor {
-    let (rgb, _) = COLOURS[index];
-    RGBColor((rgb >> 16) as u8, (rgb >> 8) as u8, rgb as u8)
-}
-
-/// Returns the colour of a series.
-fn of_series(style: usize) -> RGBColor {
-    colour(style % MOST_SERIES)
+fn of_series(style: usize) -> &'static str {
+    COLOURS[style % MOST_SERIES].0
 }
 
 /// Returns how many characters of this size fit into a width; pessimistic, as fonts differ.
-fn columns(width: i32, size: f64) -> usize {
-    (f64::from(width) / (0.58 * size)) as usize
+fn columns(width: f64, size: f64) -> usize {
+    (width / (0.58 * size)) as usize
 }
 
 /// Returns the width of a text in pixels.
-fn width(text: &str) -> i32 {
-    (text.chars().count() as f64 * 0.58 * TEXT).ceil() as i32
+fn width(text: &str) -> f64 {
+    (text.chars().count() as f64 * 0.58 * TEXT).ceil()
 }
 
-/// Returns a text style; plotters writes font sizes divided by 1.24.
-fn style(colour: RGBColor, horizontal: HPos, vertical: VPos) -> TextStyle<'static> {
-    let font = ("sans-serif", TEXT * 1.24).into_font();
-    font.color(&colour).pos(Pos::new(horizontal, vertical))
-}
-
-fn bold(size: f64) -> TextStyle<'static> {
-    let font = ("sans-serif", size * 1.24)
-        .into_font()
-        .style(FontStyle::Bold);
-    font.color(&INK).pos(Pos::new(HPos::Left, VPos::Top))
-}
-
-/// Returns the entries of the legend, each with its left edge, in as many rows as needed.
-fn legend(marks: &Marks) -> Vec<Vec<(i32, Entry<'_>)>> {
-    let entry = |name, style, kind, is_hollow| Entry {
-        name,
-        style,
-        kind,
-        is_hollow,
-    };
-    let grey = MOST_SERIES - 1;
-    let entries: Vec<Entry<'_>> = match marks {
-        Marks::Lines(_, series) => {
-            let series = series.iter();
-            series
-                .map(|one| entry(&one.name, one.style, Some(one.kind), false))
-                .collect()
-        }
-        Marks::Bars(parts, bars) if bars.iter().all(|bar| bar.predicted.is_none()) => {
-            let parts = parts.iter().enumerate();
-            parts
-                .map(|(style, name)| entry(name, style, None, false))
-                .collect()
-        }
-        Marks::Bars(..) => vec![
-            entry("measured", grey, None, false),
-            entry("predicted", grey, None, true),
-        ],
-    };
-    let mut rows: Vec<Vec<(i32, Entry<'_>)>> = Vec::new();
-    let mut left = WIDTH;
-    for entry in entries {
-        let needed = SAMPLE + width(entry.name) + 14;
-        if left + needed > WIDTH {
-            rows.push(Vec::new());
-            left = SIDE;
-        }
-        if let Some(row) = rows.last_mut() {
-            row.push((left, entry));
-        }
-        left += needed;
+/// Writes a text whose top is at `y`.
+fn text(x: f64, y: f64, anchor: &str, colour: &str, text: &str) -> Markup {
+    html! {
+        text x=(x) y=(y) dy="0.76em" text-anchor=(anchor) font-size=(TEXT) fill=(colour) { (text) }
     }
-    rows
 }
 
-fn draw_legend(root: &Area<'_>, entries: &[(i32, Entry<'_>)], top: i32) -> Result<()> {
-    for (left, entry) in entries {
-        let middle = top + LINE / 2;
-        let ends = [(*left, middle), (left + SAMPLE - 6, middle)];
-        let colour = of_series(entry.style);
-        match entry.kind {
-            None => {
-                let corners = [(left + 6, middle - 6), (left + SAMPLE - 8, middle + 6)];
-                let style = if entry.is_hollow {
-                    colour.stroke_width(1)
-                } else {
-                    colour.filled()
-                };
-                root.draw(&Rectangle::new(corners, style))?;
-            }
-            Some(Kind::Predicted | Kind::Fitted) => {
-                root.draw(&DashedPathElement::new(ends, 5, 4, colour.stroke_width(2)))?;
-            }
-            Some(kind) => root.draw(&PathElement::new(ends, stroke(kind, colour)))?,
-        }
-        if let Some((outline, fill)) = entry.kind.and_then(|kind| marker(kind, entry.style)) {
-            let at = (left + (SAMPLE - 6) / 2, middle);
-            let border = PathElement::new(outline.clone(), colour.stroke_width(2));
-            root.draw(&(EmptyElement::at(at) + Polygon::new(outline, fill) + border))?;
-        }
-        let at = (left + SAMPLE, top + 2);
-        root.draw(&Text::new(
-            entry.name,
-            at,
-            style(INK, HPos::Left, VPos::Top),
-        ))?;
+fn heading(y: f64, size: f64, text: &str) -> Markup {
+    html! {
+        text x=(SIDE) y=(y) dy="0.76em" font-size=(size) font-weight="bold" fill=(INK) { (text) }
     }
-    Ok(())
 }
 
-/// Returns the style of a series' line; scattered points have none.
-fn stroke(kind: Kind, colour: RGBColor) -> ShapeStyle {
+fn shown(points: impl IntoIterator<Item = (f64, f64)>) -> String {
+    let points = points.into_iter();
+    let points: Vec<String> = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    points.join(" ")
+}
+
+fn line(points: &[(f64, f64)], colour: &str, width: u8, dashes: Option<&str>) -> Markup {
+    html! {
+        polyline points=(shown(points.iter().copied())) fill="none" stroke=(colour)
+            stroke-width=(width) stroke-dasharray=[dashes] {}
+    }
+}
+
+/// Draws an interval along an axis with caps at its ends; `at` turns its coordinates.
+fn range(ends: [f64; 2], across: f64, at: fn(f64, f64) -> (f64, f64), look: (&str, u8)) -> Markup {
+    let cap = |end: f64| [-5.0, 5.0].map(|offset| at(end, across + offset));
+    let [low, high] = ends;
+    html! {
+        @for stroke in [[at(low, across), at(high, across)], cap(low), cap(high)] {
+            (line(&stroke, look.0, look.1, None))
+        }
+    }
+}
+
+fn rectangle(from: (f64, f64), to: (f64, f64), fill: &str, stroke: Option<&str>) -> Markup {
+    html! {
+        rect x=(from.0) y=(from.1) width=(to.0 - from.0) height=(to.1 - from.1) fill=(fill)
+            stroke=[stroke] {}
+    }
+}
+
+/// Draws the line of a series.
+fn stroke(points: &[(f64, f64)], kind: Kind, style: usize) -> Markup {
     match kind {
-        Kind::Reference => MUTED.stroke_width(1),
-        Kind::Scattered => colour.stroke_width(0),
-        Kind::Measured | Kind::Predicted | Kind::Fitted => colour.stroke_width(2),
+        Kind::Scattered => html! {},
+        Kind::Reference => line(points, MUTED, 1, None),
+        Kind::Measured => line(points, of_series(style), 2, None),
+        Kind::Predicted | Kind::Fitted => line(points, of_series(style), 2, Some("6 5")),
     }
 }
 
-/// Returns the closed outline of a marker around the origin, and its fill.
-fn marker(kind: Kind, style: usize) -> Option<(Vec<(i32, i32)>, ShapeStyle)> {
+/// Draws the marker of a series.
+fn marker((x, y): (f64, f64), kind: Kind, style: usize) -> Markup {
     let fill = match kind {
         Kind::Measured | Kind::Scattered => of_series(style),
         Kind::Predicted => SURFACE,
-        Kind::Fitted | Kind::Reference => return None,
+        Kind::Fitted | Kind::Reference => return html! {},
     };
     // Corners, eighths of a turn to the first one, distance of every second corner.
     let (corners, eighths, inner) = [
@@ -263,269 +164,260 @@ fn marker(kind: Kind, style: usize) -> Option<(Vec<(i32, i32)>, ShapeStyle)> {
         (8, 1.0, 0.4),
         (10, -2.0, 0.5),
     ][style % MOST_SERIES];
-    let corner = |index: usize| {
-        let turn = eighths / 8.0 + index as f64 / f64::from(corners);
+    let corner = |index: i32| {
+        let turn = eighths / 8.0 + f64::from(index) / f64::from(corners);
         let radius = if index % 2 == 1 { 5.5 * inner } else { 5.5 };
-        let angle = turn * std::f64::consts::TAU;
-        let at = |value: f64| (radius * value).round() as i32;
-        (at(angle.cos()), at(angle.sin()))
+        let (sine, cosine) = (turn * std::f64::consts::TAU).sin_cos();
+        (x + radius * cosine, y + radius * sine)
     };
-    Some(((0..=corners as usize).map(corner).collect(), fill.filled()))
+    html! {
+        polygon points=(shown((0..corners).map(corner))) fill=(fill) stroke=(of_series(style))
+            stroke-width="2" {}
+    }
 }
 
-fn draw_lines(area: &Area<'_>, x_axis: &Axis, y_axis: &Axis, all: &[Series]) -> Result<()> {
+/// Draws the legend. Returns it with the number of its lines.
+fn legend(marks: &Marks) -> (Markup, u8) {
+    let bar = |style: usize, is_hollow: bool| {
+        let colour = of_series(style);
+        let fill = if is_hollow { "none" } else { colour };
+        rectangle((6.0, 3.0), (SAMPLE - 8.0, 15.0), fill, Some(colour))
+    };
+    let grey = MOST_SERIES - 1;
+    let middle = LINE / 2.0;
+    let entries: Vec<(&str, Markup)> = match marks {
+        Marks::Lines(_, series) => {
+            let sample = |one: &Series| {
+                let ends = [(0.0, middle), (SAMPLE - 6.0, middle)];
+                html! {
+                    (stroke(&ends, one.kind, one.style))
+                    (marker(((SAMPLE - 6.0) / 2.0, middle), one.kind, one.style))
+                }
+            };
+            let series = series.iter();
+            series.map(|one| (one.name.as_str(), sample(one))).collect()
+        }
+        Marks::Bars(_, bars) if bars.iter().any(|bar| bar.predicted.is_some()) => {
+            vec![
+                ("measured", bar(grey, false)),
+                ("predicted", bar(grey, true)),
+            ]
+        }
+        Marks::Bars(parts, _) => {
+            let parts = parts.iter().enumerate();
+            parts
+                .map(|(style, name)| (*name, bar(style, false)))
+                .collect()
+        }
+    };
+    let mut num_lines = 0;
+    let mut left = WIDTH;
+    let mut placed = Vec::new();
+    for (name, sample) in entries {
+        let needed = SAMPLE + width(name) + 14.0;
+        if left + needed > WIDTH {
+            num_lines += 1;
+            left = SIDE;
+        }
+        let top = f64::from(num_lines - 1) * HEAD;
+        placed.push(html! {
+            g transform={ "translate(" (left) "," (top) ")" } {
+                (sample) (text(SAMPLE, 2.0, "start", INK, name))
+            }
+        });
+        left += needed;
+    }
+    (html! { @for entry in placed { (entry) } }, num_lines)
+}
+
+/// Draws the horizontal axis with its grid.
+fn x_axis(axis: &Axis, scale: &Scale<'_>, top: f64, bottom: f64) -> Markup {
+    let [left, right] = scale.pixels;
+    html! {
+        @for (x, name) in &scale.ticks {
+            (line(&[(*x, top), (*x, bottom)], GRID, 1, None))
+            (text(*x, bottom + 7.0, "middle", MUTED, name))
+        }
+        (line(&[(left, bottom), (right, bottom)], MUTED, 1, None))
+        (text(f64::midpoint(left, right), bottom + 27.0, "middle", MUTED, &axis.label))
+    }
+}
+
+/// Draws series over two axes. Returns them with their bottom.
+fn lines(x_axis_: &Axis, y_axis: &Axis, all: &[Series], top: f64) -> (Markup, f64) {
     let points = || all.iter().flat_map(Series::points);
     let ends = points().flat_map(|point| {
         let (least, most) = point.range.unwrap_or((point.y, point.y));
         [point.y, least, most]
     });
-    let x = x_axis.place(points().map(|point| point.x), 9);
-    let y = y_axis.place(ends, 7);
-    let labels = y.ticks.iter().map(|tick| width(&y_axis.text(*tick)));
-    let mut builder = ChartBuilder::on(area);
-    builder
-        .margin_left(SIDE)
-        .margin_right(2 * SIDE)
-        .margin_top(6)
-        .x_label_area_size(X_AXIS)
-        .y_label_area_size(labels.max().unwrap_or(0) + LINE + 8);
-    let mut chart = builder.build_cartesian_2d(x, y)?;
-    let muted = style(MUTED, HPos::Center, VPos::Top);
-    chart
-        .configure_mesh()
-        .max_light_lines(0)
-        .bold_line_style(GRID.stroke_width(1))
-        .axis_style(MUTED.stroke_width(1))
-        .label_style(muted.clone())
-        .axis_desc_style(muted)
-        .x_desc(&x_axis.label)
-        .y_desc(&y_axis.label)
-        .x_label_formatter(&|at| x_axis.text(*at))
-        .y_label_formatter(&|at| y_axis.text(*at))
-        .draw()?;
-    for series in all {
-        let colour = of_series(series.style);
-        for line in &series.lines {
-            let at = |point: &Point| Some((x_axis.at(point.x)?, y_axis.at(point.y)?));
-            let placed: Vec<(f64, f64)> = line.iter().filter_map(at).collect();
-            match series.kind {
-                Kind::Scattered => {}
-                Kind::Predicted | Kind::Fitted => {
-                    let dashes =
-                        DashedPathElement::new(placed.clone(), 6, 5, colour.stroke_width(2));
-                    chart.draw_series([dashes])?;
-                }
-                kind => {
-                    chart.draw_series([PathElement::new(placed.clone(), stroke(kind, colour))])?;
-                }
-            }
-            for point in line {
-                let Some((least, most)) = point.range.filter(|(least, most)| least < most) else {
-                    continue;
-                };
-                let place = (x_axis.at(point.x), y_axis.at(least), y_axis.at(most));
-                if let (Some(x), Some(low), Some(high)) = place {
-                    let thin = colour.stroke_width(1);
-                    chart.draw_series([PathElement::new([(x, low), (x, high)], thin)])?;
-                    let cap = |end| {
-                        EmptyElement::at((x, end)) + PathElement::new([(-5, 0), (5, 0)], thin)
-                    };
-                    chart.draw_series([low, high].map(cap))?;
-                }
-            }
-            // The markers of a long line would hide it.
-            let every = placed.len().div_ceil(40).max(1);
-            for at in placed.into_iter().step_by(every) {
-                if let Some((outline, fill)) = marker(series.kind, series.style) {
-                    let border = PathElement::new(outline.clone(), colour.stroke_width(2));
-                    let shape = EmptyElement::at(at) + Polygon::new(outline, fill) + border;
-                    chart.draw_series([shape])?;
-                }
-            }
+    let bottom = top + PLOT - X_AXIS;
+    let y = y_axis.place(ends, 7, [bottom, top + 6.0]);
+    let labels = y.ticks.iter().map(|(_, name)| width(name));
+    let left = SIDE + labels.fold(0.0, f64::max) + LINE + 8.0;
+    let right = WIDTH - 2.0 * SIDE;
+    let x = x_axis_.place(points().map(|point| point.x), 9, [left, right]);
+    let middle = f64::midpoint(top + 6.0, bottom);
+    let markup = html! {
+        @for (at, name) in &y.ticks {
+            (line(&[(left, *at), (right, *at)], GRID, 1, None))
+            (text(left - 7.0, at - 5.0, "end", MUTED, name))
         }
-    }
-    Ok(())
+        (line(&[(left, top + 6.0), (left, bottom)], MUTED, 1, None))
+        g transform={ "translate(" (SIDE) "," (middle) ") rotate(-90)" } {
+            (text(0.0, 0.0, "middle", MUTED, &y_axis.label))
+        }
+        (x_axis(x_axis_, &x, top + 6.0, bottom))
+        @for one in all { @for points in &one.lines { (of_line(one, points, &x, &y)) } }
+    };
+    (markup, bottom)
 }
 
-impl Row<'_> {
-    /// Returns the top of the bar below the heading.
-    fn bar_top(&self) -> i32 {
-        self.top + if self.heading.is_some() { LINE + 8 } else { 0 }
-    }
-
-    fn bottom(&self) -> i32 {
-        let hollow = if self.bar.predicted.is_some() {
-            HOLLOW
-        } else {
-            0
-        };
-        self.bar_top() + (BAR + hollow).max(self.label.len() as i32 * LINE) + 8
+fn of_line(series: &Series, points: &[Point], x: &Scale<'_>, y: &Scale<'_>) -> Markup {
+    let at = |point: &Point| Some((x.at(point.x)?, y.at(point.y)?));
+    let placed: Vec<(f64, f64)> = points.iter().filter_map(at).collect();
+    let ranges = points.iter().filter_map(|point| {
+        let (least, most) = point.range.filter(|(least, most)| least < most)?;
+        Some((x.at(point.x)?, [y.at(least)?, y.at(most)?]))
+    });
+    // The markers of a long line would hide it.
+    let every = placed.len().div_ceil(40).max(1);
+    html! {
+        (stroke(&placed, series.kind, series.style))
+        @for (across, ends) in ranges {
+            (range(ends, across, |along, across| (across, along), (of_series(series.style), 1)))
+        }
+        @for at in placed.iter().step_by(every) { (marker(*at, series.kind, series.style)) }
     }
 }
 
-/// Returns the width of the labels to the left of the bars.
-fn label_width(bars: &[Bar]) -> i32 {
-    let widest = bars.iter().map(|bar| width(&bar.label)).max().unwrap_or(0);
-    widest.min(2 * WIDTH / 5)
-}
-
-fn rows(bars: &[Bar]) -> Vec<Row<'_>> {
-    let label_columns = columns(label_width(bars), TEXT);
-    let mut rows: Vec<Row<'_>> = Vec::new();
-    for bar in bars {
-        let previous = rows.last();
-        let is_new = previous.is_none_or(|row| row.bar.group != bar.group);
-        let heading = (is_new && !bar.group.is_empty()).then_some(bar.group.as_str());
-        let top = previous.map_or(0, Row::bottom);
-        // A word that is longer than a line is broken.
-        let label = wrapped(&bar.label, label_columns)
-            .into_iter()
-            .flat_map(|line| {
-                let characters: Vec<char> = line.chars().collect();
-                let pieces = characters.chunks(label_columns.max(1));
-                pieces.map(String::from_iter).collect::<Vec<_>>()
-            });
-        rows.push(Row {
-            bar,
-            heading,
-            label: label.collect(),
-            top,
-        });
-    }
-    rows
-}
-
-fn draw_bars(area: &Area<'_>, x_axis: &Axis, bars: &[Bar], rows: &[Row<'_>]) -> Result<()> {
-    let left = SIDE + label_width(bars) + 8;
-    let bottom = rows.last().map_or(0, Row::bottom);
+/// Draws horizontal bars, one below the other. Returns them with their bottom.
+fn bars(axis: &Axis, all: &[Bar], top: f64) -> (Markup, f64) {
+    let labels = all.iter().map(|bar| width(&bar.label));
+    let label_width = labels.fold(0.0, f64::max).min(0.4 * WIDTH);
+    let label_columns = columns(label_width, TEXT);
+    let left = SIDE + label_width + 8.0;
     let reach = |bar: &Bar| {
         let most = bar.range.map_or(0.0, |(_, most)| most);
         bar.total().max(most).max(bar.predicted.unwrap_or(0.0))
     };
     // Room for the number behind the longest bar.
-    let longest = bars.iter().map(reach).fold(0.0, f64::max);
-    let x = x_axis.place([0.0, longest * 1.12], 7);
-    let step = x.ticks.get(1).copied().unwrap_or(1.0);
-    let decimals = match step {
-        _ if step >= 10.0 => 0,
-        _ if step >= 1.0 => 1,
+    let longest = all.iter().map(reach).fold(0.0, f64::max);
+    let x = axis.place([0.0, longest * 1.12], 7, [left, WIDTH - SIDE]);
+    let decimals = match longest {
+        _ if longest >= 60.0 => 0,
+        _ if longest >= 6.0 => 1,
         _ => 2,
     };
-    let mut builder = ChartBuilder::on(area);
-    builder
-        .margin_left(left)
-        .margin_right(SIDE)
-        .x_label_area_size(X_AXIS);
-    let mut chart = builder.build_cartesian_2d(x, f64::from(bottom)..0.0)?;
-    let muted = style(MUTED, HPos::Center, VPos::Top);
-    chart
-        .configure_mesh()
-        .disable_y_mesh()
-        .disable_y_axis()
-        .max_light_lines(0)
-        .bold_line_style(GRID.stroke_width(1))
-        .axis_style(MUTED.stroke_width(1))
-        .label_style(muted.clone())
-        .axis_desc_style(muted)
-        .x_desc(&x_axis.label)
-        .x_label_formatter(&|at| x_axis.text(*at))
-        .draw()?;
-    let ink = style(INK, HPos::Left, VPos::Top);
-    for row in rows {
-        let bar = row.bar;
-        let top = row.bar_top();
-        if let Some(heading) = row.heading {
-            area.draw(&Text::new(heading, (SIDE, row.top + 6), bold(TEXT)))?;
+    let mut group = "";
+    let mut bottom = top;
+    let mut drawn = Vec::new();
+    for bar in all {
+        if bar.group != group {
+            group = &bar.group;
+            drawn.push(heading(bottom + 6.0, TEXT, group));
+            bottom += LINE + 8.0;
         }
-        for (index, line) in row.label.iter().enumerate() {
-            let at = (SIDE, top + 1 + index as i32 * LINE);
-            area.draw(&Text::new(line.as_str(), at, ink.clone()))?;
-        }
-        if let Some(gap) = &bar.gap {
-            let most = columns(WIDTH - left - SIDE, TEXT);
-            let text: String = gap.chars().take(most).collect();
-            let muted = style(MUTED, HPos::Left, VPos::Top);
-            area.draw(&Text::new(text, (left + 4, top + 1), muted))?;
-            continue;
-        }
-        let y = |offset: i32| f64::from(top + offset);
+        let top = bottom;
+        let label = lines_of(&bar.label, label_columns);
+        let hollow = bar.predicted.map_or(0.0, |_| HOLLOW);
+        bottom += (BAR + hollow).max(label.len() as f64 * LINE) + 8.0;
+        let colour = |part: usize| bar.style.map_or(QUIET, |style| of_series(style + part));
+        let at = |value: f64| x.at(value).unwrap_or(left);
+        let mut parts = Vec::new();
         let mut from = 0.0;
         for (part, value) in bar.values.iter().enumerate() {
-            let fill = bar.style.map_or(QUIET, |style| of_series(style + part));
-            let corners = [(from, y(0)), (from + value, y(BAR))];
-            chart.draw_series([Rectangle::new(corners, fill.filled())])?;
+            let corners = [(at(from), top), (at(from + value), top + BAR)];
+            parts.push(rectangle(corners[0], corners[1], colour(part), None));
             from += value;
         }
-        if let Some(predicted) = bar.predicted {
-            let corners = [(0.0, y(BAR)), (predicted, y(BAR + HOLLOW))];
-            let border = bar.style.map_or(QUIET, of_series).stroke_width(1);
-            chart.draw_series([Rectangle::new(corners, border)])?;
-        }
-        if let Some((least, most)) = bar.range.filter(|(least, most)| least < most) {
-            // The pale edge keeps the whisker visible on a dark bar.
-            for line in [SURFACE.stroke_width(3), INK.stroke_width(1)] {
-                let ends = [(least, y(BAR / 2)), (most, y(BAR / 2))];
-                chart.draw_series([PathElement::new(ends, line)])?;
-                let cap = |end| PathElement::new([(end, y(4)), (end, y(12))], line);
-                chart.draw_series([least, most].map(cap))?;
+        let whisker = bar.range.filter(|(least, most)| least < most);
+        let gap = |gap: &str| -> String {
+            gap.chars()
+                .take(columns(WIDTH - left - SIDE, TEXT))
+                .collect()
+        };
+        drawn.push(html! {
+            @for (index, line) in label.iter().enumerate() {
+                (text(SIDE, top + 1.0 + index as f64 * LINE, "start", INK, line))
             }
-        }
-        let text = records::decimal(bar.total(), decimals);
-        let number = EmptyElement::at((reach(bar), y(1))) + Text::new(text, (6, 0), ink.clone());
-        chart.draw_series([number])?;
+            @for part in parts { (part) }
+            @if let Some(predicted) = bar.predicted {
+                (rectangle((left, top + BAR), (at(predicted), top + BAR + HOLLOW), "none", Some(colour(0))))
+            }
+            @if let Some((least, most)) = whisker {
+                // The pale edge keeps the whisker visible on a dark bar.
+                @for look in [(SURFACE, 3), (INK, 1)] {
+                    (range([at(least), at(most)], top + BAR / 2.0, |along, across| (along, across), look))
+                }
+            }
+            @match &bar.gap {
+                Some(reason) => (text(left + 4.0, top + 1.0, "start", MUTED, &gap(reason))),
+                None => (text(at(reach(bar)) + 6.0, top + 1.0, "start", INK, &records::decimal(bar.total(), decimals))),
+            }
+        });
     }
-    Ok(())
+    let markup = html! {
+        (x_axis(axis, &x, top, bottom))
+        @for bar in drawn { (bar) }
+    };
+    (markup, bottom)
+}
+
+/// Breaks a label into lines; a word that is longer than a line is broken.
+fn lines_of(label: &str, columns: usize) -> Vec<String> {
+    let broken = |line: String| {
+        let characters: Vec<char> = line.chars().collect();
+        let pieces = characters.chunks(columns.max(1));
+        pieces.map(String::from_iter).collect::<Vec<_>>()
+    };
+    wrapped(label, columns)
+        .into_iter()
+        .flat_map(broken)
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn figure(title: &str, bars: Vec<Bar>) -> Figure {
-        Figure {
+    fn drawn(title: &str, bars: &[(&str, &str)]) -> String {
+        let bar = |(group, label): &(&str, &str)| Bar {
+            group: (*group).to_owned(),
+            ..Bar::of(*label, records::Spread::of([1.0]))
+        };
+        draw(&Figure {
             id: "id".to_owned(),
             title: title.to_owned(),
             caption: title.to_owned(),
             x: Axis::from_zero("s"),
-            marks: Marks::Bars(Vec::new(), bars),
-        }
+            marks: Marks::Bars(Vec::new(), bars.iter().map(bar).collect()),
+        })
     }
 
     #[test]
-    fn control_characters_of_a_label_are_replaced_since_no_svg_may_hold_them() {
+    fn control_characters_of_a_label_are_replaced_since_no_svg_may_have_them() {
         let label = "run\u{1b}[31m\u{0}\tend";
-        let spread = records::Spread::of([1.0]);
-        let svg = draw(&figure(label, vec![Bar::of(label, spread)])).unwrap();
+        let svg = drawn(label, &[("", label)]);
         assert!(svg.contains("run\u{fffd}[31m\u{fffd}"), "{svg}");
         assert!(svg.chars().all(|c| c >= ' ' || c == '\n'), "{svg}");
     }
 
     #[test]
     fn a_group_is_named_once_and_a_long_label_takes_more_lines() {
-        let bar = |group: &str, label: &str| Bar {
-            group: group.to_owned(),
-            ..Bar::of(label, None)
-        };
         let long = "a label of many words ".repeat(6);
-        let bars = [
-            bar("1gbit", "allreduce"),
-            bar("1gbit", &long),
-            bar("fast", "allreduce"),
-        ];
-        let rows = rows(&bars);
-        let headings: Vec<Option<&str>> = rows.iter().map(|row| row.heading).collect();
-        assert_eq!(headings, [Some("1gbit"), None, Some("fast")]);
-        assert!(rows[1].label.len() > 1 && rows[1].bottom() - rows[1].top > rows[0].bottom());
+        let svg = drawn("", &[("1gbit", "x"), ("1gbit", &long), ("fast", "x")]);
+        let groups = ["1gbit", "fast"].map(|group| svg.matches(group).count());
+        assert_eq!(groups, [1, 1]);
+        assert!(svg.matches("a label").count() > 3, "{svg}");
     }
 
     #[test]
     fn the_first_series_differ_in_marker_and_colour() {
-        let outline = |style| marker(Kind::Measured, style).unwrap().0;
-        for one in 0..MOST_SERIES {
-            for other in 0..one {
-                assert_ne!(outline(one), outline(other));
-                assert_ne!(of_series(one), of_series(other));
-            }
-        }
+        let markers: std::collections::BTreeSet<String> = (0..MOST_SERIES)
+            .map(|style| marker((0.0, 0.0), Kind::Measured, style).into_string())
+            .map(|svg| svg.split(" fill").next().unwrap().to_owned())
+            .collect();
+        let colours: std::collections::BTreeSet<&str> = (0..MOST_SERIES).map(of_series).collect();
+        assert_eq!((markers.len(), colours.len()), (MOST_SERIES, MOST_SERIES));
     }
 }

@@ -1,6 +1,6 @@
 //! Charts: their points and axes, and the table of all numbers that are drawn.
 //!
-//! In: measurements. Out: [`Figure`]s, which [`draw`] turns into SVG by the crate plotters.
+//! In: measurements. Out: [`Figure`]s, which [`draw`] turns into SVG.
 //! Invariant: a prediction is hollow, and dashed if it is a line. A measurement is filled and solid.
 //! Series differ by marker as well as by colour.
 

@@ -191,7 +191,7 @@ fn over_ranks(
     };
     let notes = format!(
         "Scaling: {scaling}. Points are medians of the repetitions.{predicted}{} {}",
-        disturbed_words(&all_members),
+        disturbed_words(facet),
         facts.speed_words()
     );
     let title = shared_words(&all_members);
