@@ -7,12 +7,11 @@
 use anyhow::Result;
 
 use crate::config::cli::BenchArgs;
-use crate::config::{BenchConfig, Family};
+use crate::config::{BenchConfig, Family, ScalingKind};
 use crate::model::family::ModelFamily;
 use crate::run::identity;
 use crate::tools::bench::{Measurement, measure};
-use crate::tools::predict_scaling::step_of;
-use crate::tools::simulation;
+use crate::tools::predict_scaling::{forecast, forecast_lines};
 use crate::world::ranks::World;
 
 /// Measures training steps. Collective: all ranks.
@@ -43,11 +42,14 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
         ));
     }
     if let Some(simulation) = config.simulation.as_ref().filter(|_| world.is_root()) {
-        world.reporter.notes(&simulation::lines(
-            &step_of(profile),
-            &config.sync_config(),
-            simulation,
-        )?);
+        let forecast = forecast(
+            std::slice::from_ref(profile),
+            &simulation.network,
+            &[config.sync_config()],
+            &simulation.ranks,
+            ScalingKind::Weak,
+        )?;
+        world.reporter.notes(&forecast_lines(&forecast));
     }
     if config.json {
         world.reporter.json(result)?;

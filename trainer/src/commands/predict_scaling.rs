@@ -90,7 +90,14 @@ fn predict<F: ModelFamily>(
     let profiles = profiles::<F>(config, world)?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
-        let forecast = forecast(&profiles, network, config, published.to_vec())?;
+        let mut forecast = forecast(
+            &profiles,
+            network,
+            &config.methods,
+            &config.ranks,
+            config.scaling,
+        )?;
+        forecast.file.published = published.to_vec();
         world.reporter.notes(&forecast_lines(&forecast));
         if let Some(path) = path {
             records::file::replace_json(&path, &forecast.file)?;

@@ -8,6 +8,7 @@ use super::data::{DataSection, TrainSplitSection};
 use super::error::{ConfigError, invalid, no_effect, within};
 use super::family::Family;
 use super::options;
+use super::predict_scaling::{NamedNetwork, named};
 use super::sync::{SyncConfig, SyncSection, timeout};
 use super::{netbench, shared_settings};
 use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
@@ -220,7 +221,7 @@ impl DoctorConfig {
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulationConfig {
     /// The network.
-    pub network: NetworkModel,
+    pub network: NamedNetwork,
     /// Numbers of ranks.
     pub ranks: Vec<usize>,
 }
@@ -236,7 +237,7 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
             )),
         };
     };
-    let network = network_model("--simulate-network", network)?;
+    let network = named("--simulate-network", network)?;
     let ranks = args
         .simulate_ranks
         .clone()

@@ -261,7 +261,7 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
             text.split(',').collect()
         };
         for text in texts.into_iter().map(str::trim) {
-            let mut network = named(text)?;
+            let mut network = named("--network", text)?;
             if let Some(ranks) = ranks_per_node {
                 let link = network.model.node.map_or(Link::MEMORY, |node| node.link);
                 network.model.node = None;
@@ -281,8 +281,9 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
     Ok(networks)
 }
 
-fn named(text: &str) -> Result<NamedNetwork, ConfigError> {
-    let model = network_model("--network", text)?;
+/// Returns the network that `text` names or describes, or that is in the file `text`.
+pub(super) fn named(option: &'static str, text: &str) -> Result<NamedNetwork, ConfigError> {
+    let model = network_model(option, text)?;
     if names_a_measurement(text) {
         let path = PathBuf::from(text);
         let name = path

@@ -6,6 +6,5 @@ pub mod device_kernels;
 pub mod doctor;
 pub mod job;
 pub mod predict_scaling;
-pub mod simulation;
 pub mod verify;
 pub mod verify_run;

@@ -105,7 +105,7 @@ fn bench_simulates_the_network_that_was_measured() {
         .unwrap()
         .simulation
         .unwrap();
-    assert_eq!(simulated.network.to_string(), network);
+    assert_eq!(simulated.network.model.to_string(), network);
 }
 
 #[test]

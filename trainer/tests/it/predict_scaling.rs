@@ -306,9 +306,9 @@ fn bench_simulates_methods_of_every_kind() {
         let text = succeeded(&[&words[..], &BRIEF[..], method].concat());
         assert_eq!(
             text.lines()
-                .filter(|line| line.starts_with("simulated "))
+                .filter(|line| line.starts_with("predicted "))
                 .count(),
-            3,
+            4,
             "{text}"
         );
     }

@@ -3,24 +3,32 @@
 //! In: a measured step, a network, methods, numbers of ranks. Out: [`Forecast`].
 //! Invariant: the same step, network and method give the same numbers, except for the measured time
 //! of encoding.
+//!
+//! The cost of compression is measured with the real compressor on one rank: encoding and decoding
+//! its own part. Decoding what other ranks send by top-k is not included.
 
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
-use anyhow::Result;
-use distributed::gradients::CompressionKind;
+use anyhow::{Result, bail};
+use distributed::communicator::SingleCommunicator;
+use distributed::gradients::{BucketCompressor, CompressionKind, ReductionKind, tensor_spans};
 use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile,
-    PublishedFigure,
 };
-use simulate::{Scaling, Scenario, ScenarioPrediction, StepProfile, predict_scenarios};
+use simulate::{
+    Scaling, Scenario, ScenarioPrediction, ServerPlacement, StepProfile, Synchronisation,
+    predict_scenarios,
+};
 
 use super::profile_file::{step_of, work_of};
 use crate::config::{
-    NamedNetwork, NetworkSource, ScalingConfig, ScalingKind, SyncConfig, SyncMethod,
+    NamedNetwork, NetworkSource, PlacementKind, ScalingKind, SyncConfig, SyncMethod,
     scaling_method_name,
 };
-use crate::step::sync_plan::bucket_cap_bytes;
-use crate::tools::simulation::synchronisation;
+use crate::step::sync_plan::{bucket_cap_bytes, consistency};
+
+/// Measurements of a compressor; the fastest counts.
+const NUM_ENCODINGS: usize = 5;
 
 /// The predictions for one network, and what was left out.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,28 +41,38 @@ pub struct Forecast {
 /// Predicts for one network; `profiles` has one step, or a second one for strong scaling.
 ///
 /// # Errors
-/// A time of a profile or of the network is negative or not finite.
+/// A time of a profile or of the network is negative or not finite; a method cannot be simulated.
 pub fn forecast(
     profiles: &[ProfileFile],
     network: &NamedNetwork,
-    config: &ScalingConfig,
-    published: Vec<PublishedFigure>,
+    methods: &[SyncConfig],
+    ranks: &[usize],
+    scaling: ScalingKind,
 ) -> Result<Forecast> {
     let profile = &profiles[0];
     let step = step_of(profile);
     let second = profiles.get(1).map(step_of);
+    let total_bytes: u64 = step.buckets.iter().map(|bucket| bucket.bytes).sum();
     let mut syncs = Vec::new();
     let mut scenarios = Vec::new();
     let mut left_out = Vec::new();
-    for sync in &config.methods {
-        for scenario in scenarios_of(&step, sync, config)? {
+    for sync in methods {
+        let synchronisation = synchronisation(&step, sync)?;
+        for &ranks in ranks {
+            let scenario = Scenario {
+                synchronisation,
+                overlap: sync.overlap,
+                bucket_bytes: bucket_cap_bytes(sync, total_bytes as usize) as u64,
+                scaling: match scaling {
+                    ScalingKind::Weak => Scaling::Weak,
+                    ScalingKind::Strong => Scaling::Strong,
+                },
+                ranks,
+            };
             match scenario.why_not(step.batch_size_per_rank) {
                 Some(why) => {
-                    left_out.push(format!(
-                        "{} on {} ranks: {why}",
-                        scaling_method_name(&sync.method),
-                        scenario.ranks
-                    ));
+                    let method = scaling_method_name(&sync.method);
+                    left_out.push(format!("{method} on {ranks} ranks: {why}"));
                 }
                 None => {
                     syncs.push(sync);
@@ -65,35 +83,64 @@ pub fn forecast(
     }
     let outcomes = predict_scenarios(&step, second.as_ref(), &network.model, &scenarios)?;
     let records = syncs.iter().zip(&scenarios).zip(&outcomes);
-    let records = records
-        .map(|((sync, scenario), outcome)| record(&sync.method, config.scaling, scenario, outcome));
+    let records =
+        records.map(|((sync, scenario), outcome)| record(&sync.method, scaling, scenario, outcome));
     Ok(Forecast {
-        file: file(profile, network, records.collect(), published),
+        file: file(profile, network, records.collect()),
         left_out,
     })
 }
 
-/// One method on every number of ranks.
-fn scenarios_of(
-    step: &StepProfile,
-    sync: &SyncConfig,
-    config: &ScalingConfig,
-) -> Result<Vec<Scenario>> {
-    let synchronisation = synchronisation(step, sync)?;
-    let total_bytes: u64 = step.buckets.iter().map(|bucket| bucket.bytes).sum();
-    let bucket_bytes = bucket_cap_bytes(sync, total_bytes as usize) as u64;
-    let scaling = match config.scaling {
-        ScalingKind::Weak => Scaling::Weak,
-        ScalingKind::Strong => Scaling::Strong,
-    };
-    let scenario = |&ranks| Scenario {
-        synchronisation,
-        overlap: sync.overlap,
-        bucket_bytes,
-        scaling,
-        ranks,
-    };
-    Ok(config.ranks.iter().map(scenario).collect())
+/// Returns the method for a simulation.
+fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synchronisation> {
+    Ok(match sync.method {
+        SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
+            Synchronisation::Compressed {
+                kind: compression.0,
+                encoding_s_per_byte: encoding_s_per_byte(profile, compression.0)?,
+            }
+        }
+        SyncMethod::Allreduce { reduction, .. } => match reduction.kind() {
+            Some(kind) => Synchronisation::AllReduce(kind),
+            None => bail!(
+                "--reduction {reduction} cannot be simulated: its times on GPUs are not known; give another"
+            ),
+        },
+        SyncMethod::Exact { .. } => Synchronisation::AllReduce(ReductionKind::Exact),
+        SyncMethod::ParameterServer {
+            servers,
+            placement,
+            asynchronous,
+        } => Synchronisation::ParameterServer {
+            servers,
+            placement: match placement {
+                PlacementKind::Beside => ServerPlacement::Beside,
+                PlacementKind::Own => ServerPlacement::Own,
+            },
+            consistency: consistency(asynchronous),
+        },
+        SyncMethod::LocalSgd { every, .. } => Synchronisation::LocalSgd { every },
+    })
+}
+
+/// Returns the seconds per byte of gradients that one rank needs to encode and decode.
+fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f64> {
+    let layout = profile.layout().unwrap_or_default();
+    if layout.num_elements() == 0 {
+        return Ok(0.0);
+    }
+    let mut compressor = BucketCompressor::new(kind, tensor_spans(layout.entries()), 0);
+    let mut fastest_s = f64::INFINITY;
+    for _ in 0..NUM_ENCODINGS {
+        // Different magnitudes and signs, as in gradients.
+        let mut values: Vec<f32> = (0..layout.num_elements())
+            .map(|index| ((index * 7919) % 997) as f32 / 499.0 - 1.0)
+            .collect();
+        let start = Instant::now();
+        compressor.sum(&mut values, &SingleCommunicator::new())?;
+        fastest_s = fastest_s.min(start.elapsed().as_secs_f64());
+    }
+    Ok(fastest_s / (layout.num_elements() * size_of::<f32>()) as f64)
 }
 
 fn record(
@@ -157,7 +204,6 @@ fn file(
     profile: &ProfileFile,
     network: &NamedNetwork,
     predictions: Vec<PredictionRecord>,
-    published: Vec<PublishedFigure>,
 ) -> PredictionFile {
     PredictionFile {
         schema: PREDICTION_SCHEMA.to_owned(),
@@ -192,7 +238,7 @@ fn file(
             text: network.model.to_string(),
         },
         predictions,
-        published,
+        published: Vec::new(),
         cells: Vec::new(),
     }
 }
@@ -221,7 +267,15 @@ mod tests {
             .unwrap()
             .scaling
             .unwrap();
-        forecast(&[profile()], &config.networks[0], &config, Vec::new()).unwrap()
+        let network = &config.networks[0];
+        forecast(
+            &[profile()],
+            network,
+            &config.methods,
+            &config.ranks,
+            config.scaling,
+        )
+        .unwrap()
     }
 
     fn with(methods: &[&str], ranks: &[usize], scaling: ScalingKind) -> PredictScalingArgs {
