@@ -8,6 +8,7 @@ use anyhow::Result;
 
 use crate::config::cli::BenchArgs;
 use crate::config::{BenchConfig, Family, ScalingKind};
+use crate::measure::report::lines;
 use crate::model::family::ModelFamily;
 use crate::run::identity;
 use crate::tools::bench::{Measurement, measure};
@@ -81,8 +82,10 @@ pub(super) fn print(
         result.warmup_steps
     ));
     world.reporter.speed(stats, result.peak_memory_bytes);
-    world.reporter.step_parts(*own_seconds, result);
+    world
+        .reporter
+        .notes(&lines::step_parts(*own_seconds, result));
     if let Some(kernels) = &result.device_kernels {
-        world.reporter.device_kernels(kernels);
+        world.reporter.notes(&lines::device_kernels(kernels));
     }
 }

@@ -23,6 +23,7 @@ use crate::config::{
 };
 use crate::measure::gather;
 use crate::measure::manifest;
+use crate::measure::report::lines;
 use crate::measure::trace;
 use crate::model::ImageClassifier;
 use crate::model::data;
@@ -143,15 +144,13 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     {
         directory.begin(&config, &manifest, false)?;
     }
-    reporter.configuration(
-        &config,
-        &facts(
-            &manifest,
-            directory.as_ref(),
-            &best_rule,
-            class_weights.as_deref(),
-        ),
+    let facts = facts(
+        &manifest,
+        directory.as_ref(),
+        &best_rule,
+        class_weights.as_deref(),
     );
+    reporter.notes(&lines::configuration(&config, &facts));
     other_split
         .iter()
         .for_each(|warning| reporter.warn(warning));

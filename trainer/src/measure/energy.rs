@@ -131,10 +131,7 @@ impl EnergyMeter {
     /// Returns the meter of a rank, which reads below `powercap` if the rank is the first of its
     /// node.
     pub fn of_rank(topology: &Topology, powercap: &Path) -> Self {
-        let boot = || {
-            fs::read_to_string("/proc/sys/kernel/random/boot_id")
-                .unwrap_or_else(|_| topology.node.clone())
-        };
+        let boot = || records::boot_id().unwrap_or_else(|| topology.node.clone());
         Self {
             machine: (topology.local_rank == 0).then(boot),
             powercap: powercap.to_owned(),

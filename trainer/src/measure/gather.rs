@@ -94,52 +94,7 @@ pub fn found_by_root<T: Serialize + DeserializeOwned>(
     found.map_err(|text| anyhow!(text))
 }
 
-/// Measurements of this rank over some steps.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct OwnTimes {
-    /// Time by phase, over all steps.
-    pub seconds: Seconds,
-    pub num_steps: u64,
-    /// Whole time of the steps.
-    pub steps_total: Duration,
-    /// Global samples of the steps.
-    pub num_samples: u64,
-    /// Energy of the machine in the steps, on a rank that reads it.
-    pub energy: Option<MachineEnergy>,
-    /// Global samples and time of each measured step.
-    pub steps: Vec<(u64, Duration)>,
-}
-
-impl OwnTimes {
-    /// Returns the times of all ranks in rank order on root, and this rank's own on the others.
-    /// Collective: all ranks.
-    pub fn gather(self, communicator: &dyn Communicator) -> Result<Vec<RankTimes>> {
-        let own = RankTimes {
-            node: communicator.topology().node.clone(),
-            seconds: self.seconds,
-            num_steps: self.num_steps,
-            steps_total: self.steps_total,
-            num_samples: self.num_samples,
-            energy: self.energy,
-            steps: StepSketch::of(&self.steps),
-            peak_memory_bytes: crate::measure::process_memory::peak_memory_bytes(),
-        };
-        let bytes = serde_json::to_vec(&own)?;
-        let mut world = vec![own];
-        to_root(communicator, bytes, |rank, bytes| {
-            if rank != ROOT {
-                world.push(
-                    serde_json::from_slice(&bytes)
-                        .with_context(|| format!("times of rank {rank}"))?,
-                );
-            }
-            Ok(())
-        })?;
-        Ok(world)
-    }
-}
-
-/// Measurements of one rank over some steps, as root receives them.
+/// Measurements of one rank over some steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
     pub node: String,
@@ -152,9 +107,34 @@ pub struct RankTimes {
     pub num_samples: u64,
     /// Energy of the machine in the steps, on a rank that reads it.
     pub energy: Option<MachineEnergy>,
+    /// Global samples and time of each measured step; not sent to root.
+    #[serde(skip)]
+    pub measured: Vec<(u64, Duration)>,
+    /// Statistics of the measured steps.
     pub steps: StepSketch,
     /// Largest memory of the process so far.
     pub peak_memory_bytes: u64,
+}
+
+impl RankTimes {
+    /// Completes the times with node, statistics and memory. Returns those of all ranks in rank
+    /// order on root, and this rank's own on the others.
+    /// Collective: all ranks.
+    pub fn gather(mut self, communicator: &dyn Communicator) -> Result<Vec<Self>> {
+        self.node.clone_from(&communicator.topology().node);
+        self.steps = StepSketch::of(&self.measured);
+        self.peak_memory_bytes = crate::measure::process_memory::peak_memory_bytes();
+        let bytes = serde_json::to_vec(&self)?;
+        let mut world = vec![self];
+        to_root(communicator, bytes, |rank, bytes| {
+            if rank != ROOT {
+                let times = serde_json::from_slice(&bytes);
+                world.push(times.with_context(|| format!("times of rank {rank}"))?);
+            }
+            Ok(())
+        })?;
+        Ok(world)
+    }
 }
 
 /// Times of one rank in this session, by epoch and in total.
@@ -164,8 +144,8 @@ pub struct SessionTimes {
     pub energy: EnergyMeter,
     first_measured_step: u64,
     warmup: Vec<(u64, Duration)>,
-    epoch: OwnTimes,
-    session: OwnTimes,
+    epoch: RankTimes,
+    session: RankTimes,
 }
 
 impl SessionTimes {
@@ -176,8 +156,8 @@ impl SessionTimes {
             energy,
             first_measured_step,
             warmup: Vec::new(),
-            epoch: OwnTimes::default(),
-            session: OwnTimes::default(),
+            epoch: RankTimes::default(),
+            session: RankTimes::default(),
         }
     }
 
@@ -189,29 +169,29 @@ impl SessionTimes {
         let steps = if step < self.first_measured_step {
             &mut self.warmup
         } else {
-            &mut self.epoch.steps
+            &mut self.epoch.measured
         };
         steps.push((global_num_samples, time));
     }
 
     /// Returns the times of the epoch; the next epoch starts from zero. If all steps were warm-up,
     /// they count, so that a short trial has a speed.
-    pub fn take_epoch(&mut self) -> OwnTimes {
+    pub fn take_epoch(&mut self) -> RankTimes {
         let mut epoch = std::mem::take(&mut self.epoch);
         epoch.seconds = self.timer.take_epoch();
         epoch.energy = self.energy.take();
         self.session.seconds += epoch.seconds;
         self.session.num_steps += epoch.num_steps;
         self.session.steps_total += epoch.steps_total;
-        self.session.steps.extend(&epoch.steps);
+        self.session.measured.extend(&epoch.measured);
         let warmup = std::mem::take(&mut self.warmup);
-        if epoch.steps.is_empty() {
-            epoch.steps = warmup;
+        if epoch.measured.is_empty() {
+            epoch.measured = warmup;
         }
         epoch
     }
 
-    pub fn take_session(&mut self) -> OwnTimes {
+    pub fn take_session(&mut self) -> RankTimes {
         self.take_epoch();
         std::mem::take(&mut self.session)
     }
@@ -338,10 +318,10 @@ mod tests {
             let steps = |number: usize| {
                 vec![(8, Duration::from_millis(7 + communicator.rank() as u64)); number]
             };
-            let of = |number| OwnTimes {
+            let of = |number| RankTimes {
                 num_steps: number as u64,
-                steps: steps(number),
-                ..OwnTimes::default()
+                measured: steps(number),
+                ..RankTimes::default()
             };
             (
                 of(3).gather(&communicator).unwrap(),

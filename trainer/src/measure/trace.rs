@@ -36,20 +36,16 @@ impl TraceClock {
     /// a path.
     /// Collective: all ranks.
     pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
-        path.map(|path| Self::compare(path.to_owned(), communicator))
-            .transpose()
-    }
-
-    fn compare(path: PathBuf, communicator: &dyn Communicator) -> Result<Self> {
+        let Some(path) = path else { return Ok(None) };
         communicator.barrier()?;
         let origin = Instant::now();
-        let ClockOffset { offset_s, .. } =
-            ClockOffset::measure(communicator, || origin.elapsed().as_secs_f64())?;
-        Ok(Self {
-            path,
+        let now = || origin.elapsed().as_secs_f64();
+        let ClockOffset { offset_s, .. } = ClockOffset::measure(communicator, now)?;
+        Ok(Some(Self {
+            path: path.to_owned(),
             origin,
             offset_s,
-        })
+        }))
     }
 
     fn microseconds(&self, moment: Instant) -> f64 {
@@ -60,43 +56,17 @@ impl TraceClock {
         (own + self.offset_s) * 1e6
     }
 
-    /// Gathers the spans of all ranks and writes the file, on root.
+    /// Gathers the spans of all ranks, and writes the file on root. Returns there whether this
+    /// succeeded, with a warning if the trace of a rank ends before the run.
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// If a collective fails, or root cannot write.
-    pub fn write(&self, spans: &[Span], communicator: &dyn Communicator) -> Result<()> {
-        self.gather(spans, communicator)?
-            .map_or(Ok(()), |text| self.put(&text))
-    }
-
-    /// Returns a warning if the trace of a rank ends before the run.
-    /// Collective: all ranks.
-    pub fn ends_early(
+    /// If a collective fails.
+    pub fn write(
         &self,
         spans: &[Span],
         communicator: &dyn Communicator,
-    ) -> Result<Option<String>> {
-        let end = spans
-            .get(MAX_SPANS)
-            .map(|first_left_out| self.microseconds(first_left_out.start) as u64);
-        // The earliest is the largest from behind.
-        let mut to_end = [end.map_or(0, |end| u64::MAX - end)];
-        communicator.all_reduce_max_u64(&mut to_end)?;
-        let end_s = (u64::MAX - to_end[0]) as f64 / 1e6;
-        Ok((to_end[0] > 0).then(|| {
-            let limit = records::grouped(MAX_SPANS as u64);
-            format!("the trace ends after {end_s:.0} s, since a rank reached the limit of {limit} spans; trace a shorter run")
-        }))
-    }
-
-    /// Gathers the spans of all ranks as the text of the file, on root.
-    /// Collective: all ranks.
-    pub fn gather(
-        &self,
-        spans: &[Span],
-        communicator: &dyn Communicator,
-    ) -> Result<Option<Vec<u8>>> {
+    ) -> Result<Result<Option<String>>> {
         let rank = communicator.rank();
         let name = format!("rank {rank} on {}", communicator.topology().node);
         let names = [
@@ -104,39 +74,46 @@ impl TraceClock {
             name_event("thread_name", rank, 0, "training".to_owned()),
             name_event("thread_name", rank, 1, "communication".to_owned()),
         ];
+        let kept = spans.iter().take(MAX_SPANS);
         let mut own = String::new();
-        for event in names.into_iter().chain(
-            spans
-                .iter()
-                .take(MAX_SPANS)
-                .map(|span| self.event(span, rank)),
-        ) {
+        for event in names
+            .into_iter()
+            .chain(kept.map(|span| self.event(span, rank)))
+        {
             own.push_str(&serde_json::to_string(&event)?);
             own.push_str(",\n");
         }
+        // The end of a trace that lacks spans, before the events.
+        let end = spans.get(MAX_SPANS);
+        let end = end.map_or(f64::INFINITY, |left_out| self.microseconds(left_out.start));
+        let message = [&end.to_le_bytes()[..], own.as_bytes()].concat();
+        let mut first_end = f64::INFINITY;
         let mut text = b"[\n".to_vec();
-        to_root(communicator, own.into_bytes(), |_, events| {
-            text.extend_from_slice(&events);
+        to_root(communicator, message, |_, message| {
+            let (end, events) = message.split_first_chunk().context("a part of the trace")?;
+            first_end = first_end.min(f64::from_le_bytes(*end));
+            text.extend_from_slice(events);
             Ok(())
         })?;
+        if rank != ROOT {
+            return Ok(Ok(None));
+        }
         // The format has no trailing comma.
         text.extend_from_slice(b"{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0}\n]\n");
-        Ok((rank == ROOT).then_some(text))
+        let warning = first_end.is_finite().then(|| {
+            let limit = records::grouped(MAX_SPANS as u64);
+            let end_s = first_end / 1e6;
+            format!("the trace ends after {end_s:.0} s, since a rank reached the limit of {limit} spans; trace a shorter run")
+        });
+        Ok(self.put(&text).context("--trace").map(|()| warning))
     }
 
-    /// Writes the file.
-    ///
-    /// # Errors
-    /// If there is a file that is not a trace; I/O errors.
-    pub fn put(&self, text: &[u8]) -> Result<()> {
-        let put = || -> Result<()> {
-            expect_trace(&self.path)?;
-            if let Some(folder) = self.path.parent() {
-                file::create_folder(folder)?;
-            }
-            Ok(file::replace(&self.path, text)?)
-        };
-        put().context("--trace")
+    fn put(&self, text: &[u8]) -> Result<()> {
+        expect_trace(&self.path)?;
+        if let Some(folder) = self.path.parent() {
+            file::create_folder(folder)?;
+        }
+        Ok(file::replace(&self.path, text)?)
     }
 
     pub fn path(&self) -> &Path {
@@ -311,7 +288,7 @@ mod tests {
             fs::write(&path, text).unwrap();
             assert_eq!(checked(&path), Ok(()), "{text}");
         }
-        clock.write(&[], &alone).unwrap();
+        assert_eq!(clock.write(&[], &alone).unwrap().unwrap(), None);
         assert_eq!(checked(&path), Ok(()));
         let others = [folder.path().join("run.toml")];
         let error = check(Some(&folder.path().join("./run.toml")), &others, &alone)
@@ -321,7 +298,7 @@ mod tests {
         // It may also be written during the run.
         fs::write(&path, "precious").unwrap();
         assert!(
-            format!("{:#}", clock.write(&[], &alone).unwrap_err())
+            format!("{:#}", clock.write(&[], &alone).unwrap().unwrap_err())
                 .contains("is not a Lockstep trace")
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
@@ -333,35 +310,23 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_ends_on_one_rank_before_the_run_says_when_on_all() {
+    fn root_warns_of_a_trace_that_ends_on_one_rank_before_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
         let warnings = run_ranks(2, |communicator| {
             let timer = Timer::default().keeping_spans(true);
-            let clock = TraceClock::start(Some(Path::new("trace.json")), &communicator)
+            let clock = TraceClock::start(Some(&path), &communicator)
                 .unwrap()
                 .unwrap();
-            let num_spans = if communicator.rank() == 1 {
-                MAX_SPANS + 9
-            } else {
-                MAX_SPANS
-            };
+            let num_spans = MAX_SPANS + 9 * communicator.rank();
             let late = clock.origin + Duration::from_secs(7);
             (0..num_spans).for_each(|_| timer.add_bucket(0, late, late));
-            clock
-                .ends_early(&timer.take_spans(), &communicator)
-                .unwrap()
+            let written = clock.write(&timer.take_spans(), &communicator);
+            written.unwrap().unwrap()
         });
-        assert!(
-            warnings[0]
-                .as_ref()
-                .is_some_and(|warning| warning.contains("the trace ends after 7 s")),
-            "{warnings:?}"
-        );
-        assert_eq!(warnings[0], warnings[1]);
-        let alone = distributed::communicator::SingleCommunicator::new();
-        let clock = TraceClock::start(Some(Path::new("trace.json")), &alone)
-            .unwrap()
-            .unwrap();
-        assert_eq!(clock.ends_early(&[], &alone).unwrap(), None);
+        let warning = warnings[0].as_ref().unwrap();
+        assert!(warning.contains("the trace ends after 7 s"), "{warning}");
+        assert_eq!(warnings[1], None);
     }
 
     #[test]
@@ -382,7 +347,7 @@ mod tests {
                 start,
                 duration,
             });
-            clock.write(&spans, &communicator).unwrap();
+            clock.write(&spans, &communicator).unwrap().unwrap();
             communicator.barrier().unwrap();
         });
         let events: Vec<serde_json::Value> =

@@ -337,7 +337,7 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
 
 /// Returns a row for each kind of kernel, the largest first: its share of the step, the time of the
 /// same calls outside a step, and its bandwidth over activations. Then the rest of the step.
-pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
+pub fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
     let per_step = |seconds: f64| seconds / result.steps as f64;
     let row = |name: &str, part: f64| {
         format!(
@@ -393,7 +393,8 @@ pub(super) fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
 /// Number of named kernels; the others are small.
 const NUM_NAMED: usize = 12;
 
-pub(super) fn device_kernels(kernels: &DeviceKernels) -> Vec<String> {
+/// Returns the kernels of a GPU, the largest first.
+pub fn device_kernels(kernels: &DeviceKernels) -> Vec<String> {
     let row = |name: &str, seconds: f64, launches: &str| {
         format!("  {name:30.30} {:9.3} ms a step {launches}", 1e3 * seconds)
     };
@@ -449,7 +450,7 @@ pub(super) fn staleness(histogram: &[u64]) -> String {
 
 /// Returns a row for each section, wrapped; then the sizes that follow from the options; then the
 /// facts of the launch.
-pub(super) fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
+pub fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
     let mut rows: Vec<(String, Vec<String>)> = Vec::new();
     for (path, value) in config.settings() {
         let (section, key) = path.split_once('.').unwrap_or(("", &path));

@@ -5,25 +5,21 @@
 //! Invariant: only root prints, but for the error that ends the program. If the console or the log
 //! cannot be written, the run continues.
 
-mod lines;
-mod log_file;
+pub mod lines;
 
 pub use lines::printable;
-pub use log_file::LogFile;
 pub use records::{bytes, grouped};
 
-use crate::config::TrainConfig;
 use crate::measure::metrics::StepLine;
 use anyhow::{Context, Result};
 use cluster::output::unless_reader_left;
 use console::Term;
 use indicatif::{ProgressBar, ProgressStyle};
-use records::{
-    BenchResult, DeviceKernels, EpochRecord, EvaluationByClass, Summary, ThroughputStats,
-};
+use records::{EpochRecord, EvaluationByClass, Summary, ThroughputStats, file};
 use serde::Serialize;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -146,12 +142,6 @@ impl Reporter {
         }
     }
 
-    /// Prints the resolved configuration as one aligned table, followed by `facts` of the launch as
-    /// (name, value).
-    pub fn configuration(&self, config: &TrainConfig, facts: &[(&str, String)]) {
-        self.notes(&lines::configuration(config, facts));
-    }
-
     /// Returns true for the first step of the session, and for one after ten seconds without a
     /// step's line. False where nothing is printed.
     pub fn is_step_due(&self) -> bool {
@@ -227,23 +217,17 @@ impl Reporter {
         (unit, num_units): (&'static str, usize),
         items: I,
     ) -> impl Iterator<Item = I::Item> + use<I> {
-        let mut pace = self.pace(what, unit, num_units);
+        let reporter = self.clone();
+        let start = Instant::now();
+        let mut last_line = start;
         items.enumerate().map(move |(num_done, item)| {
-            pace.done(num_done);
+            if last_line.elapsed() >= LINE_EVERY {
+                last_line = Instant::now();
+                let counts = [num_done, num_units];
+                reporter.note(&lines::part_done(what, unit, counts, start.elapsed()));
+            }
             item
         })
-    }
-
-    fn pace(&self, what: &'static str, unit: &'static str, num_units: usize) -> Pace {
-        let start = Instant::now();
-        Pace {
-            reporter: self.clone(),
-            what,
-            unit,
-            num_units,
-            start,
-            last_line: start,
-        }
     }
 
     /// Prints the scores of an evaluation, over all classes and of each.
@@ -262,16 +246,6 @@ impl Reporter {
                 100.0 * stats.whole_batch_variation
             ));
         }
-    }
-
-    /// Prints the parts of root's measured steps.
-    pub fn step_parts(&self, seconds: f64, result: &BenchResult) {
-        self.notes(&lines::step_parts(seconds, result));
-    }
-
-    /// Prints the kernels of a GPU.
-    pub fn device_kernels(&self, kernels: &DeviceKernels) {
-        self.notes(&lines::device_kernels(kernels));
     }
 
     /// Prints the end of a run, with warnings for uneven steps and ranks.
@@ -325,32 +299,6 @@ impl Reporter {
         self.output
             .as_ref()
             .map(|output| output.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// A process that prints a line every ten seconds.
-struct Pace {
-    reporter: Reporter,
-    what: &'static str,
-    unit: &'static str,
-    num_units: usize,
-    start: Instant,
-    last_line: Instant,
-}
-
-impl Pace {
-    /// Prints the number of units done, if a line is due.
-    fn done(&mut self, num_done: usize) {
-        if self.last_line.elapsed() >= LINE_EVERY {
-            self.last_line = Instant::now();
-            let counts = [num_done, self.num_units];
-            self.reporter.note(&lines::part_done(
-                self.what,
-                self.unit,
-                counts,
-                self.start.elapsed(),
-            ));
-        }
     }
 }
 
@@ -415,6 +363,50 @@ impl Output {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// `train.log`, open to be appended to. After [`follow`](Self::follow) it is the file at the path.
+#[derive(Debug)]
+struct LogFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl LogFile {
+    /// Opens the file, or creates it.
+    ///
+    /// # Errors
+    /// If the path is not that of a regular file; I/O errors.
+    fn open(path: &Path) -> Result<Self> {
+        let open = || {
+            if path.exists() {
+                file::open(path)?;
+            }
+            OpenOptions::new().create(true).append(true).open(path)
+        };
+        Ok(Self {
+            file: open().with_context(|| format!("cannot open {}", path.display()))?,
+            path: path.to_owned(),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the file again if another process has replaced or removed it. Returns true if so.
+    fn follow(&mut self) -> Result<bool> {
+        let is_replaced = file::is_replaced(&self.file, &self.path);
+        if is_replaced {
+            *self = Self::open(&self.path)?;
+        }
+        Ok(is_replaced)
+    }
+
+    /// Appends a line. A full disk must not end the run, so errors are dropped.
+    fn line(&mut self, text: &str) {
+        let _ = self.file.write_all(format!("{text}\n").as_bytes());
     }
 }
 

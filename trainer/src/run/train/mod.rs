@@ -268,15 +268,11 @@ impl<M: ImageClassifier> Training<'_, M> {
             return Ok(());
         }
         let spans = self.times.timer.take_spans();
-        let ends_early = trace.ends_early(&spans, communicator)?;
-        let Some(text) = trace.gather(&spans, communicator)? else {
-            return Ok(());
-        };
-        match trace.put(&text) {
-            Ok(()) => {
+        match trace.write(&spans, communicator)? {
+            Ok(warning) => {
                 let path = trace.path().display();
                 reporter.note(&format!("trace of all ranks written to {path}"));
-                if let Some(warning) = ends_early {
+                if let Some(warning) = warning {
                     reporter.warn(&warning);
                 }
             }

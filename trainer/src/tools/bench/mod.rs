@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use burn::tensor::Device;
 use datasets::{
     DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig,
     synthetic,
@@ -27,9 +26,7 @@ use crate::config::{
     SgdConfig, SyncMethod, scaling_method_name,
 };
 use crate::measure::energy::{self, EnergyMeter};
-use crate::measure::gather::{
-    OwnTimes, RankTimes, joules_per_image, peak_memory_bytes, slowest_rank,
-};
+use crate::measure::gather::{RankTimes, joules_per_image, peak_memory_bytes, slowest_rank};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::process_memory::minor_page_faults;
 use crate::measure::timer::{Timer, seconds_since_1970};
@@ -146,7 +143,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let steps =
         (0..num_steps + num_observed).map(move |step| Ok(batches[step % batches.len()].clone()));
     let mut input = Input::start(steps, config.compute.input, stepper.device());
-    let (measured, calls) = measure_steps(
+    let (mut measured, calls) = measure_steps(
         config,
         world,
         (&mut stepper, &mut input),
@@ -156,38 +153,55 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     // Before further steps, which launch each kernel and use memory in addition to a captured
     // step's.
     let device_memory_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-    let device_kernels = observed(num_observed, || {
-        let timer = Timer::default();
-        for step in num_steps..num_steps + num_observed {
-            let loaded = next_step(&mut input, &timer)?;
-            // A step that keeps gradients is not captured, so its launches are visible.
-            stepper.step(
-                StepContext {
-                    keeps_gradients: true,
-                    ..context(step)
-                },
-                loaded,
-                &timer,
-            )?;
-        }
-        stepper.wait(&timer).map(|_| ())
-    })?;
-    let times = measured.times.clone().gather(&*communicator)?;
+    let device_kernels = device_kernels(num_steps, num_observed, &mut stepper, &mut input)?;
+    let own_seconds = measured.times.seconds.step_total();
+    let times = std::mem::take(&mut measured.times).gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
     let stats = slowest.steps.speed.context("bench: no step was measured")?;
-    let measured = Measured {
-        device_kernels,
-        device_memory_bytes,
-        ..measured
-    };
+    let traffic = measured.traffic.total;
+    let losses = global_losses(&*communicator, &measured.scores)?;
     let num_nodes = world.communicator.topology().num_nodes;
-    let result = result(
-        config,
-        (&device, threads),
-        &measured,
-        (&times, stats, num_nodes),
-        &*communicator,
-    )?;
+    let result = BenchResult {
+        model: config.model_name.clone(),
+        dtype: config.compute.dtype().to_string(),
+        // A family without this choice uses burn's layers.
+        kernels: config.compute.kernels.unwrap_or(Kernels::Stock).to_string(),
+        device: format!("{device:?}"),
+        ranks: communicator.world_size(),
+        threads,
+        batch_size_per_rank: config.batch_size_per_rank,
+        grad_accum_steps: Some(config.grad_accum_steps).filter(|passes| *passes > 1),
+        global_batch_size: config.samples_per_rank() * communicator.world_size(),
+        options: config.step_options(),
+        steps: config.steps,
+        warmup_steps: config.warmup_steps,
+        measured_unix_s: Some(measured.unix_s),
+        images_per_second: stats.mean,
+        step_milliseconds_median: stats.step_milliseconds_median,
+        step_milliseconds_min: slowest.steps.milliseconds_min,
+        step_milliseconds_max: slowest.steps.milliseconds_max,
+        seconds: slowest.seconds,
+        waiting_seconds: waiting_seconds(config, &times),
+        kernel_seconds: measured.kernel_seconds,
+        kernels_alone: BTreeMap::new(),
+        activation_walks: 0.0,
+        device_kernels,
+        minor_faults_per_step: measured.num_page_faults as f64 / config.steps as f64,
+        peak_memory_bytes: peak_memory_bytes(&times),
+        peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
+        device_memory_bytes,
+        joules_per_image: joules_per_image(&times, num_nodes),
+        loss_mean: measured
+            .scores
+            .last()
+            .map_or(f64::NAN, ScoreSums::loss_mean),
+        losses,
+        bytes_sent_per_step: traffic.bytes_sent / measured.traffic.num_steps.max(1),
+        compression_error: traffic.relative_error(),
+        method: scaling_method_name(&config.sync.method),
+        gradients: stepper.gradient_route().to_owned(),
+        communication: communicator.library(),
+    };
     let profile = profile::of(
         &result,
         slowest,
@@ -196,7 +210,6 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
         config,
     );
     stepper.finish()?;
-    let own_seconds = measured.times.seconds.step_total();
     Ok(Some(Measurement {
         result,
         stats,
@@ -206,54 +219,40 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     }))
 }
 
+/// Makes further steps that count and time the kernels of a GPU.
+fn device_kernels<M: ImageClassifier>(
+    num_steps: usize,
+    num_observed: usize,
+    stepper: &mut Stepper<M>,
+    input: &mut Input,
+) -> Result<Option<DeviceKernels>> {
+    observed(num_observed, || {
+        let timer = Timer::default();
+        for step in num_steps..num_steps + num_observed {
+            let loaded = next_step(input, &timer)?;
+            // A step that keeps gradients is not captured, so its launches are visible.
+            let context = StepContext {
+                keeps_gradients: true,
+                ..context(step)
+            };
+            stepper.step(context, loaded, &timer)?;
+        }
+        stepper.wait(&timer).map(|_| ())
+    })
+}
+
 /// This rank's measurement, without the warm-up except in the scores.
 struct Measured {
-    times: OwnTimes,
-    used: Used,
+    times: RankTimes,
+    /// Begin and end.
+    unix_s: [f64; 2],
+    kernel_seconds: BTreeMap<String, f64>,
+    num_page_faults: u64,
     /// Scores of each step with samples on this rank.
     scores: Vec<ScoreSums>,
     /// Mean time of each parameter's gradient since the begin of the last backward pass.
     ready_s: Vec<f64>,
     traffic: StepTraffic,
-    /// Synchronisation of the gradients.
-    gradients: &'static str,
-    /// Kernels of further steps on a GPU.
-    device_kernels: Option<DeviceKernels>,
-    /// Memory of the device's pools after the measured steps.
-    device_memory_bytes: Option<u64>,
-}
-
-/// Counters of this rank at the begin of the measured steps.
-struct Before {
-    unix_s: f64,
-    kernels: Vec<KernelTime>,
-    num_page_faults: u64,
-}
-
-/// Differences of the counters.
-struct Used {
-    /// Begin and end.
-    unix_s: [f64; 2],
-    kernel_seconds: BTreeMap<String, f64>,
-    num_page_faults: u64,
-}
-
-impl Before {
-    fn now() -> Self {
-        Before {
-            unix_s: seconds_since_1970(),
-            kernels: kernel_times(),
-            num_page_faults: minor_page_faults(),
-        }
-    }
-
-    fn until_now(&self) -> Used {
-        Used {
-            unix_s: [self.unix_s, seconds_since_1970()],
-            kernel_seconds: kernel_seconds(&self.kernels, &kernel_times()),
-            num_page_faults: minor_page_faults() - self.num_page_faults,
-        }
-    }
 }
 
 /// Makes the warm-up and the measured steps; also returns the result of the last one.
@@ -265,9 +264,10 @@ fn measure_steps<M: ImageClassifier>(
     communicator: &dyn Communicator,
 ) -> Result<(Measured, KernelCalls)> {
     let new_timer = || Timer::new(Arc::clone(&world.rank_status)).keeping_spans(trace.is_some());
+    let counters = || (seconds_since_1970(), kernel_times(), minor_page_faults());
     let mut timer = new_timer();
-    let mut before = Before::now();
-    let mut times = OwnTimes::default();
+    let mut before = counters();
+    let mut times = RankTimes::default();
     let mut energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
     let (num_warmup, num_measured) = (config.warmup_steps, config.steps);
     let num_steps = num_warmup + num_measured;
@@ -284,7 +284,7 @@ fn measure_steps<M: ImageClassifier>(
             communicator.barrier()?;
             timer = new_timer();
             stepper.take_traffic();
-            before = Before::now();
+            before = counters();
             energy.begin();
         }
         ensure!(
@@ -301,7 +301,7 @@ fn measure_steps<M: ImageClassifier>(
             scores.extend(stepper.wait(&timer)?);
         }
         if step >= num_warmup {
-            times.steps.push((num_samples, start.elapsed()));
+            times.measured.push((num_samples, start.elapsed()));
             times.num_samples += num_samples;
             energy.look();
             let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
@@ -309,83 +309,25 @@ fn measure_steps<M: ImageClassifier>(
         }
     }
     energy.end();
-    let used = before.until_now();
+    let (begin_s, kernels_before, faults_before) = before;
+    let (end_s, kernels, faults) = counters();
     times.energy = energy.take();
     times.seconds = timer.take_epoch();
-    if let Some(trace) = trace {
-        let spans = timer.take_spans();
-        trace
-            .ends_early(&spans, communicator)?
-            .iter()
-            .for_each(|warning| world.reporter.warn(warning));
-        trace.write(&spans, communicator)?;
+    if let Some(trace) = trace
+        && let Some(warning) = trace.write(&timer.take_spans(), communicator)??
+    {
+        world.reporter.warn(&warning);
     }
-    let traffic = stepper.take_traffic();
-    let gradients = stepper.gradient_route();
     let measured = Measured {
         times,
-        used,
+        unix_s: [begin_s, end_s],
+        kernel_seconds: kernel_seconds(&kernels_before, &kernels),
+        num_page_faults: faults - faults_before,
         scores,
         ready_s,
-        traffic,
-        gradients,
-        device_kernels: None,
-        device_memory_bytes: None,
+        traffic: stepper.take_traffic(),
     };
     Ok((measured, calls))
-}
-
-/// Returns the printed result; `stats` are of the slowest rank of `times`, `num_nodes` is the
-/// number of all ranks' nodes. Collective: all ranks.
-fn result(
-    config: &BenchConfig,
-    (device, threads): (&Device, usize),
-    measured: &Measured,
-    (times, stats, num_nodes): (&[RankTimes], ThroughputStats, usize),
-    communicator: &dyn Communicator,
-) -> Result<BenchResult> {
-    let slowest = &times[slowest_rank(times)];
-    Ok(BenchResult {
-        model: config.model_name.clone(),
-        dtype: config.compute.dtype().to_string(),
-        // A family without this choice uses burn's layers.
-        kernels: config.compute.kernels.unwrap_or(Kernels::Stock).to_string(),
-        device: format!("{device:?}"),
-        ranks: communicator.world_size(),
-        threads,
-        batch_size_per_rank: config.batch_size_per_rank,
-        grad_accum_steps: Some(config.grad_accum_steps).filter(|passes| *passes > 1),
-        global_batch_size: config.samples_per_rank() * communicator.world_size(),
-        options: config.step_options(),
-        steps: config.steps,
-        warmup_steps: config.warmup_steps,
-        measured_unix_s: Some(measured.used.unix_s),
-        images_per_second: stats.mean,
-        step_milliseconds_median: stats.step_milliseconds_median,
-        step_milliseconds_min: slowest.steps.milliseconds_min,
-        step_milliseconds_max: slowest.steps.milliseconds_max,
-        seconds: slowest.seconds,
-        waiting_seconds: waiting_seconds(config, times),
-        kernel_seconds: measured.used.kernel_seconds.clone(),
-        kernels_alone: BTreeMap::new(),
-        activation_walks: 0.0,
-        device_kernels: measured.device_kernels.clone(),
-        minor_faults_per_step: measured.used.num_page_faults as f64 / config.steps as f64,
-        peak_memory_bytes: peak_memory_bytes(times),
-        peak_memory_bytes_total: times.iter().map(|rank| rank.peak_memory_bytes).sum(),
-        device_memory_bytes: measured.device_memory_bytes,
-        joules_per_image: joules_per_image(times, num_nodes),
-        loss_mean: measured
-            .scores
-            .last()
-            .map_or(f64::NAN, ScoreSums::loss_mean),
-        losses: global_losses(communicator, &measured.scores)?,
-        bytes_sent_per_step: measured.traffic.total.bytes_sent / measured.traffic.num_steps.max(1),
-        compression_error: measured.traffic.total.relative_error(),
-        method: scaling_method_name(&config.sync.method),
-        gradients: measured.gradients.to_owned(),
-        communication: communicator.library(),
-    })
 }
 
 /// Returns the mean over the ranks; on one rank there is no waiting.
