@@ -319,7 +319,7 @@ fn wrong_usage_has_code_2_and_names_the_flag_and_bad_files_have_code_1() {
     for (words, flag) in [
         (&["--methods", "ring"][..], "--methods: expected allreduce"),
         (&["--network", "token-ring"], "--network"),
-        (&["--ranks", "0"], "--ranks: expected 1 to 4096 ranks"),
+        (&["--ranks", "0"], "--ranks: expected 1 to 4096"),
         (&["--output", "/"], "--output: expected the name of a file"),
         (
             &["--profile", "a.json", "--steps", "3"],
