@@ -10,8 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use clap::Args;
 
-use super::queue::QueuedJob;
-use super::target::{JOBS, NamedJob};
+use super::queue::{JOBS, NamedJob, QueuedJob};
 use super::{answer, queue, require, status};
 use crate::failure::{Failure, Outcome};
 use crate::options;
@@ -73,10 +72,10 @@ impl CancelArgs {
             ask_to_stop(row);
             say!("job {}: asked to stop with a checkpoint", row.job);
         }
-        let deadline =
-            Instant::now() + Duration::from_secs(self.wait.unwrap_or(DEFAULT_WAIT_S) as u64);
+        let patience = Duration::from_secs(self.wait.unwrap_or(DEFAULT_WAIT_S) as u64);
+        let deadline = Instant::now() + patience;
         for row in &running {
-            await_stop(row, asked_at, deadline)?;
+            end(row, asked_at, deadline)?;
         }
         Ok(())
     }
@@ -102,66 +101,58 @@ fn ask_to_stop(row: &QueuedJob) {
 }
 
 /// Waits for the end of a job, and asks it again; past the deadline the job is cancelled.
-fn await_stop(row: &QueuedJob, asked_at: SystemTime, deadline: Instant) -> Outcome {
+fn end(row: &QueuedJob, asked_at: SystemTime, deadline: Instant) -> Outcome {
+    let job = &row.job;
     let mut asked = Instant::now();
-    while Instant::now() < deadline {
-        let Ok(rows) = answered(deadline, || queue::of_job(&row.job)) else {
-            break;
-        };
-        match rows.first() {
+    let state = left_queue(job, deadline, |now| {
+        if now.state == "PENDING" {
             // Its script asked for a requeue just before that was turned off.
-            Some(now) if now.state == "PENDING" => return cancel(now),
-            Some(now) if now.is_in_queue() => {
-                if now.is_running() && asked.elapsed() > ASK_AGAIN {
-                    ask_to_stop(row);
-                    asked = Instant::now();
-                }
-                sleep(PAUSE);
-            }
-            now => {
-                let state = now.map_or("gone", |now| now.state.as_str());
-                let summary = row
-                    .directory
-                    .as_deref()
-                    .and_then(|directory| summary_since(directory, asked_at));
-                let end = summary.as_deref().map_or("see its output", status::end);
-                say!("job {}: {state}, {end}", row.job);
-                return Ok(());
-            }
+            cancel(now)?;
+        } else if now.is_running() && asked.elapsed() > ASK_AGAIN {
+            ask_to_stop(row);
+            asked = Instant::now();
         }
+        Ok(())
+    })?;
+    if let Some(state) = state {
+        let directory = row.directory.as_deref();
+        let summary = directory.and_then(|directory| summary_since(directory, asked_at));
+        let end = summary.as_deref().map_or("see its output", status::end);
+        say!("job {job}: {state}, {end}");
+        return Ok(());
     }
-    say!(
-        "job {}: still there; cancelling it without waiting any longer",
-        row.job
-    );
-    answer("scancel", &[&row.job])?;
-    let end = Instant::now() + END_WAIT;
-    while Instant::now() < end {
-        if !answered(end, || queue::of_job(&row.job))?
-            .iter()
-            .any(QueuedJob::is_in_queue)
-        {
-            say!("job {}: cancelled", row.job);
-            return Ok(());
-        }
-        sleep(PAUSE);
+    say!("job {job}: still there; cancelling it without waiting any longer");
+    answer("scancel", &[job])?;
+    if left_queue(job, Instant::now() + END_WAIT, |_| Ok(()))?.is_some() {
+        say!("job {job}: cancelled");
+        return Ok(());
     }
     Err(Failure::Failed(format!(
-        "job {} is still in the queue {} s after scancel: expected Slurm to kill it after its KillWait. See `scontrol show job {}`",
-        row.job,
-        END_WAIT.as_secs(),
-        row.job
+        "job {job} is still in the queue {} s after scancel: expected Slurm to kill it after its KillWait. See `scontrol show job {job}`",
+        END_WAIT.as_secs()
     )))
 }
 
-/// Asks Slurm, again until the deadline if it fails: a controller may be busy or restarting.
-fn answered<T>(deadline: Instant, mut ask: impl FnMut() -> Outcome<T>) -> Outcome<T> {
-    loop {
-        match ask() {
-            Err(_) if Instant::now() < deadline => sleep(PAUSE),
-            answer => return answer,
+/// Waits until a job has left the queue; returns its state, or `None` at the deadline. A failure of
+/// Slurm is ignored: a controller may be busy or restarting.
+fn left_queue(
+    job: &str,
+    deadline: Instant,
+    mut each: impl FnMut(&QueuedJob) -> Outcome,
+) -> Outcome<Option<String>> {
+    while Instant::now() < deadline {
+        if let Ok(rows) = queue::of_job(job) {
+            match rows.first() {
+                Some(row) if row.is_in_queue() => each(row)?,
+                row => {
+                    let state = row.map_or("gone", |row| row.state.as_str());
+                    return Ok(Some(state.to_owned()));
+                }
+            }
         }
+        sleep(PAUSE);
     }
+    Ok(None)
 }
 
 /// Returns the summary that the run has written since that time.
@@ -171,28 +162,6 @@ fn summary_since(directory: &Path, time: SystemTime) -> Option<String> {
         .and_then(|found| found.modified())
         .ok()?;
     // The clock of a file server may be slow.
-    if written + Duration::from_secs(5) > time {
-        records::file::read_to_string(&file).ok()
-    } else {
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slurm_is_asked_again_where_it_fails_until_the_deadline() {
-        let mut answers = vec![
-            Ok("gone"),
-            Err(Failure::Failed("Socket timed out".to_owned())),
-        ];
-        let later = Instant::now() + Duration::from_secs(60);
-        assert_eq!(answered(later, || answers.pop().unwrap()).unwrap(), "gone");
-        let never = answered(Instant::now(), || {
-            Err::<(), _>(Failure::Failed("Socket timed out".to_owned()))
-        });
-        assert_eq!(never.unwrap_err().to_string(), "Socket timed out");
-    }
+    let is_new = written + Duration::from_secs(5) > time;
+    records::file::read_to_string(&file).ok().filter(|_| is_new)
 }

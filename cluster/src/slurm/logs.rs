@@ -5,6 +5,7 @@
 //! Invariant: following ends when the job has left the queue: a requeued job continues in the same
 //! file.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::target::NamedJob;
+use super::queue::NamedJob;
 use super::{queue, require, script};
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
@@ -91,67 +92,53 @@ fn print(outputs: &[Output]) -> Outcome {
 
 /// Returns the output of the job, or of every task of an array.
 fn outputs(target: &NamedJob) -> Outcome<Vec<Output>> {
+    let output = |job: &str, directory: &Path| Output {
+        job: job.to_owned(),
+        file: directory.join(script::output_name(job)),
+    };
     if let Some(directory) = &target.directory {
-        let tasks = outputs_of_tasks(directory, &target.job);
-        if !tasks.is_empty() {
-            return Ok(tasks);
+        let mut outputs = Vec::new();
+        for (task, folder) in tasks(directory) {
+            outputs.push(output(&format!("{}_{task}", target.job), &folder));
         }
-        return Ok(vec![Output {
-            job: target.job.clone(),
-            file: directory.join(script::output_name(&target.job)),
-        }]);
+        outputs.retain(|output| output.file.exists());
+        if outputs.is_empty() {
+            outputs.push(output(&target.job, directory));
+        }
+        return Ok(outputs);
     }
     require()?;
     let rows = queue::of_job(&target.job)?;
     if rows.is_empty() {
         return Err(target.unknown());
     }
-    rows.into_iter()
-        .map(|row| match row.directory {
-            Some(directory) => Ok(Output { file: directory.join(script::output_name(&row.job)), job: row.job }),
-            None => Err(Failure::Failed(format!(
-                "job {} was not submitted by `trainer slurm submit`: see StdOut in `scontrol show job {}`",
-                row.job, row.job
-            ))),
-        })
-        .collect()
+    let mut outputs = Vec::new();
+    for row in &rows {
+        let directory = row.directory.as_deref().ok_or_else(|| {
+            Failure::Failed(format!(
+                "job {0} was not submitted by `trainer slurm submit`: see StdOut in `scontrol show job {0}`",
+                row.job
+            ))
+        })?;
+        outputs.push(output(&row.job, directory));
+    }
+    Ok(outputs)
 }
 
-/// Returns the files of an array's tasks, in directories next to the array's.
-fn outputs_of_tasks(directory: &Path, job: &str) -> Vec<Output> {
-    let Ok(directory) = std::path::absolute(directory) else {
-        return Vec::new();
+/// Returns the directories of an array's tasks, next to the array's, by their number.
+fn tasks(directory: &Path) -> BTreeMap<usize, PathBuf> {
+    let directory = std::path::absolute(directory).unwrap_or_default();
+    let name = directory.file_name().unwrap_or_default().to_string_lossy();
+    let siblings = directory
+        .parent()
+        .and_then(|parent| fs::read_dir(parent).ok());
+    let siblings = siblings.into_iter().flatten().flatten();
+    let task = |entry: fs::DirEntry| {
+        let sibling = entry.file_name();
+        let task = sibling.to_str()?.strip_prefix(&*name)?.strip_prefix('-')?;
+        Some((task.parse().ok()?, entry.path()))
     };
-    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
-        return Vec::new();
-    };
-    let prefix = format!("{}-", name.to_string_lossy());
-    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    let mut tasks: Vec<(usize, PathBuf)> = entries
-        .filter_map(|entry| {
-            Some((
-                entry
-                    .file_name()
-                    .to_string_lossy()
-                    .strip_prefix(&prefix)?
-                    .parse()
-                    .ok()?,
-                entry.path(),
-            ))
-        })
-        .collect();
-    tasks.sort();
-    tasks
-        .into_iter()
-        .map(|(task, folder)| {
-            let job = format!("{job}_{task}");
-            Output {
-                file: folder.join(script::output_name(&job)),
-                job,
-            }
-        })
-        .filter(|output| output.file.exists())
-        .collect()
+    siblings.filter_map(task).collect()
 }
 
 fn follow(output: &Output) -> Outcome {
@@ -252,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn copying_goes_on_where_it_ended_and_ends_where_the_reader_has_left() {
+    fn copying_continues_at_its_end_and_ends_when_the_reader_has_left() {
         let file =
             std::env::temp_dir().join(format!("lockstep-jobs-{}-output", std::process::id()));
         fs::write(&file, "ab").unwrap();

@@ -12,7 +12,6 @@ mod request;
 mod script;
 mod status;
 mod submit;
-mod target;
 
 use std::process::Command as Process;
 
@@ -25,11 +24,11 @@ use crate::process;
 pub(crate) use self::array::TASK;
 use self::cancel::CancelArgs;
 use self::logs::LogsArgs;
+pub use self::queue::{directory_of_run, recorded_job};
 use self::request::SubmitArgs;
 pub use self::script::output_name;
 use self::status::StatusArgs;
 pub use self::submit::{check, submit_into};
-pub use self::target::{directory_of_run, recorded_job};
 
 /// Commands of `trainer slurm`; a job is named by its id or its run's directory.
 #[derive(Debug, Clone, Subcommand)]

@@ -1,16 +1,20 @@
-//! Jobs in Slurm's queue.
+//! Jobs in Slurm's queue, and the job that a word names: by its id, or by its run's directory.
 //!
 //! In: a job, or none for all jobs of the user. Out: one [`QueuedJob`] for each job or task of an
-//! array.
-//! Invariant: read-only. An unknown job has no row; other failures are errors.
+//! array; [`NamedJob`].
+//! Invariant: read-only. An unknown job has no row; other failures are errors. A directory names the
+//! last job of its run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use super::request::of_task;
-use super::script;
+use super::{require, script};
 use crate::failure::{Failure, Outcome};
 use crate::process;
+
+/// File with the ids of a run's jobs, one on each line, in the run's directory.
+pub(super) const JOBS: &str = "job-id";
 
 /// The separator is in none of the names; the path, which may contain it, comes last.
 const FORMAT: &str = "%i|%T|%r|%M|%l|%D|%N|%j|%o";
@@ -37,11 +41,8 @@ pub(super) struct QueuedJob {
     pub(super) job: String,
     pub(super) state: String,
     pub(super) reason: String,
-    pub(super) elapsed: String,
-    pub(super) limit: String,
-    pub(super) num_nodes: String,
-    pub(super) nodes: String,
-    pub(super) name: String,
+    /// Name, state, reason, time and place.
+    pub(super) line: String,
     /// Run's directory, for jobs of `trainer slurm submit`.
     pub(super) directory: Option<PathBuf>,
 }
@@ -61,17 +62,13 @@ fn rows(which: &[&str]) -> Outcome<Vec<QueuedJob>> {
     command
         .args(["--noheader", "--array", &format!("--format={FORMAT}")])
         .args(which);
-    match process::ask(&mut command)? {
-        Ok(text) => text
-            .lines()
-            .filter(|line| !line.trim().is_empty())
-            .map(row)
-            .collect(),
-        Err(complaint) if complaint.contains("Invalid job id") => Ok(Vec::new()),
-        Err(complaint) => Err(Failure::Failed(format!(
-            "`{}`: {complaint}",
-            process::shown(&command)
-        ))),
+    match process::ask_for(&mut command) {
+        Ok(text) => {
+            let lines = text.lines().filter(|line| !line.trim().is_empty());
+            lines.map(row).collect()
+        }
+        Err(failure) if failure.to_string().contains("Invalid job id") => Ok(Vec::new()),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -93,28 +90,27 @@ fn row(line: &str) -> Outcome<QueuedJob> {
             "squeue: expected {NUM_FIELDS} fields separated by `|`, got `{line}`"
         )));
     };
-    let own = |text: &str| text.to_owned();
-    Ok(QueuedJob {
-        job: own(job),
-        state: own(state),
-        reason: own(reason),
-        elapsed: own(elapsed),
-        limit: own(limit),
-        num_nodes: own(num_nodes),
-        nodes: own(nodes),
-        name: own(name),
-        directory: directory(job, Path::new(script)),
-    })
-}
-
-fn directory(job: &str, file: &Path) -> Option<PathBuf> {
-    let directory = file
+    let file = Path::new(script);
+    let folder = file
         .parent()
-        .filter(|_| file.file_name().is_some_and(|name| name == script::FILE))?;
-    Some(match job.split_once('_') {
-        Some((_, task)) => of_task(directory, task),
-        None => directory.to_owned(),
-    })
+        .filter(|_| file.file_name().is_some_and(|name| name == script::FILE));
+    let mut row = QueuedJob {
+        job: job.to_owned(),
+        state: state.to_owned(),
+        reason: reason.to_owned(),
+        line: String::new(),
+        directory: folder.map(|folder| match job.split_once('_') {
+            Some((_, task)) => of_task(folder, task),
+            None => folder.to_owned(),
+        }),
+    };
+    let plural = if num_nodes == "1" { "" } else { "s" };
+    let place = if nodes.is_empty() { "" } else { ": " };
+    row.line = format!(
+        "job {job} {name}: {}, {elapsed} of {limit}, {num_nodes} node{plural}{place}{nodes}",
+        row.explained_state()
+    );
+    Ok(row)
 }
 
 impl QueuedJob {
@@ -128,84 +124,162 @@ impl QueuedJob {
 
     /// Returns the state with its reason.
     pub(super) fn explained_state(&self) -> String {
-        if self.reason == "None" {
-            self.state.clone()
-        } else {
-            format!("{} ({})", self.state, self.reason)
+        match self.reason.as_str() {
+            "None" => self.state.clone(),
+            reason => format!("{} ({reason})", self.state),
         }
     }
+}
 
-    /// Returns state, reason, time and place in one line.
-    pub(super) fn line(&self) -> String {
-        let QueuedJob {
+/// A job, or an array's task.
+#[derive(Debug, PartialEq)]
+pub(super) struct NamedJob {
+    /// `12` or `12_3`.
+    pub(super) job: String,
+    /// Known if the word was a directory.
+    pub(super) directory: Option<PathBuf>,
+}
+
+impl NamedJob {
+    /// Reads the word.
+    pub(super) fn read(word: &str) -> Outcome<Self> {
+        if is_job(word) {
+            return Ok(NamedJob {
+                job: word.to_owned(),
+                directory: None,
+            });
+        }
+        let directory = Path::new(word);
+        if !directory.is_dir() {
+            return Err(Failure::Usage(format!(
+                "`{word}` is neither a job's id, such as 12 or 12_3, nor a directory"
+            )));
+        }
+        let job = recorded_job(directory)?.ok_or_else(|| {
+            Failure::Failed(format!(
+                "{word} has no file `{JOBS}`: expected a directory that `trainer slurm submit` was given or made"
+            ))
+        })?;
+        Ok(NamedJob {
             job,
-            name,
-            elapsed,
-            limit,
-            num_nodes,
-            nodes,
-            ..
-        } = self;
-        let state = self.explained_state();
-        let place = if nodes.is_empty() {
-            String::new()
-        } else {
-            format!(": {nodes}")
-        };
-        let plural = if num_nodes == "1" { "" } else { "s" };
-        format!("job {job} {name}: {state}, {elapsed} of {limit}, {num_nodes} node{plural}{place}")
+            directory: Some(directory.to_owned()),
+        })
     }
+
+    pub(super) fn unknown(&self) -> Failure {
+        Failure::Failed(format!(
+            "job {} is unknown to Slurm: expected one that `squeue` shows; a job that ended long ago is named by its run's directory",
+            self.job
+        ))
+    }
+}
+
+/// Returns the directory of a run that is named by itself or by its job.
+///
+/// # Errors
+/// Slurm does not know the job; the job was not submitted by `trainer slurm submit`.
+pub fn directory_of_run(word: &str) -> Outcome<PathBuf> {
+    if !is_job(word) || Path::new(word).is_dir() {
+        return Ok(PathBuf::from(word));
+    }
+    require()?;
+    let mut rows = of_job(word)?.into_iter();
+    let directory = rows.find_map(|row| row.directory);
+    directory.map_or_else(|| Err(NamedJob::read(word)?.unknown()), Ok)
+}
+
+/// Returns the last job of a run.
+pub fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
+    let file = directory.join(JOBS);
+    if !file.exists() {
+        return Ok(None);
+    }
+    let text = records::file::read_to_string(&file)
+        .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", file.display())))?;
+    match text.lines().map(str::trim).rfind(|line| !line.is_empty()) {
+        // A crash can leave the file empty.
+        None => Ok(None),
+        Some(job) if is_job(job) => Ok(Some(job.to_owned())),
+        Some(other) => Err(Failure::Failed(format!(
+            "{}: expected a job's id in its last line, got `{other}`: remove that line if `squeue` shows no job of this run",
+            file.display(),
+        ))),
+    }
+}
+
+fn is_job(word: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    word.splitn(2, '_').all(is_number)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
-    fn a_row_knows_its_runs_directory() {
-        let of = |line: &str| row(line).unwrap();
-        let job = of("12|RUNNING|None|1:02|10:00|2|n[1-2]|night|/d/a b|c/job.sbatch");
-        assert_eq!(job.directory, Some(PathBuf::from("/d/a b|c")));
-        assert_eq!(
-            job.line(),
-            "job 12 night: RUNNING, 1:02 of 10:00, 2 nodes: n[1-2]"
-        );
-        assert_eq!(
-            of("12_3|PENDING|Resources|0:00|10:00|2||n|/d/n/job.sbatch").directory,
-            Some("/d/n-3".into())
-        );
-        assert_eq!(
-            of("13|RUNNING|None|0:01|UNLIMITED|1|n1|other|/d/n/other.sh").directory,
-            None
-        );
+    fn a_row_has_the_directory_of_its_run_and_a_line() {
+        for (line, directory, shown) in [
+            (
+                "12|RUNNING|None|1:02|10:00|2|n[1-2]|night|/d/a b|c/job.sbatch",
+                Some("/d/a b|c"),
+                "job 12 night: RUNNING, 1:02 of 10:00, 2 nodes: n[1-2]",
+            ),
+            (
+                "12_3|PENDING|Resources|0:00|10:00|2||n|/d/n/job.sbatch",
+                Some("/d/n-3"),
+                "job 12_3 n: PENDING (Resources), 0:00 of 10:00, 2 nodes",
+            ),
+            (
+                "13|RUNNING|None|0:01|UNLIMITED|1|n1|other|/d/n/other.sh",
+                None,
+                "job 13 other: RUNNING, 0:01 of UNLIMITED, 1 node: n1",
+            ),
+        ] {
+            let row = row(line).unwrap();
+            assert_eq!(row.directory.as_deref(), directory.map(Path::new));
+            assert_eq!(row.line, shown);
+        }
+        let other = row("12 RUNNING").unwrap_err().to_string();
+        assert!(other.contains("got `12 RUNNING`"), "{other}");
     }
 
     #[test]
-    fn only_states_that_last_are_out_of_the_queue() {
-        let of = |state: &str| {
-            row(&format!("1|{state}|r|0:0|0:0|1|n|n|x"))
-                .unwrap()
-                .is_in_queue()
-        };
-        assert!(
-            ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"]
-                .into_iter()
-                .all(of)
-        );
-        assert!(
-            !["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"]
-                .into_iter()
-                .any(of)
-        );
+    fn only_final_states_are_out_of_the_queue() {
+        for (states, is_in_queue) in [
+            ("PENDING RUNNING COMPLETING REQUEUED SUSPENDED", true),
+            ("COMPLETED CANCELLED FAILED TIMEOUT", false),
+        ] {
+            for state in states.split(' ') {
+                let row = row(&format!("1|{state}|r|0:0|0:0|1|n|n|x")).unwrap();
+                assert_eq!(row.is_in_queue(), is_in_queue, "{state}");
+            }
+        }
     }
 
     #[test]
-    fn a_line_in_another_form_is_an_error() {
-        assert!(
-            row("12 RUNNING")
-                .unwrap_err()
-                .to_string()
-                .contains("got `12 RUNNING`")
-        );
+    fn a_number_is_a_job_and_a_directory_has_its_last_one() {
+        assert_eq!(NamedJob::read("12_3").unwrap().job, "12_3");
+        for word in ["12_", "no-such-directory", ""] {
+            assert_eq!(NamedJob::read(word).unwrap_err().exit_code(), 2, "{word}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let word = directory.path().to_str().unwrap();
+        let refusal = || NamedJob::read(word).unwrap_err().to_string();
+        assert!(refusal().contains("no file `job-id`"));
+        let file = directory.path().join(JOBS);
+        // A crash leaves it empty.
+        fs::write(&file, "").unwrap();
+        assert_eq!(recorded_job(directory.path()).unwrap(), None);
+        fs::write(&file, "7\n12\n").unwrap();
+        let named = NamedJob::read(word).unwrap();
+        assert_eq!(named.job, "12");
+        assert_eq!(named.directory.as_deref(), Some(directory.path()));
+        fs::write(&file, "twelve\n").unwrap();
+        assert!(refusal().contains("got `twelve`"));
+        fs::remove_file(&file).unwrap();
+        let made = Process::new("mkfifo").arg(&file).status().unwrap();
+        assert!(made.success());
+        assert!(refusal().contains("expected a regular file"));
     }
 }

@@ -197,14 +197,14 @@ impl Request {
 
     /// Returns the run's directory of every task, or the only directory.
     pub(super) fn directories(&self) -> Vec<(Option<usize>, PathBuf)> {
-        match &self.args.array {
-            None => vec![(None, self.job.directory.clone())],
-            Some(array) => array
-                .tasks
-                .iter()
-                .map(|&task| (Some(task), of_task(&self.job.directory, task)))
-                .collect(),
-        }
+        let directory = &self.job.directory;
+        let Some(array) = &self.args.array else {
+            return vec![(None, directory.clone())];
+        };
+        let tasks = array.tasks.iter();
+        tasks
+            .map(|task| (Some(*task), of_task(directory, task)))
+            .collect()
     }
 
     fn check_paths(&self) -> Outcome {
@@ -244,10 +244,9 @@ pub(super) fn of_task(directory: &Path, task: impl std::fmt::Display) -> PathBuf
 /// Reads a value that sbatch's lines contain without quotes.
 fn one_word(value: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_graphic() && !"\"'\\#`$;".contains(c);
-    match !value.is_empty() && value.chars().all(is_plain) {
-        true => Ok(value.to_owned()),
-        false => Err("expected one word without blanks and quotes".to_owned()),
-    }
+    let value = Some(value).filter(|value| !value.is_empty() && value.chars().all(is_plain));
+    let expected = "expected one word without blanks and quotes";
+    value.map(str::to_owned).ok_or(expected.to_owned())
 }
 
 /// Reads a variable for the ranks.
@@ -265,11 +264,8 @@ fn export(pair: &str) -> Result<(String, String), String> {
 
 /// Reads the path of an image.
 fn image(path: &str) -> Result<PathBuf, String> {
-    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
-    match path.exists() {
-        true => Ok(path),
-        false => Err("does not exist, expected an image or its directory".to_owned()),
-    }
+    let path = std::path::absolute(path).ok().filter(|path| path.exists());
+    path.ok_or("does not exist, expected an image or its directory".to_owned())
 }
 
 /// Refuses a warning that would come at once.
@@ -280,51 +276,36 @@ fn check_warning(warn_s: usize, time: Option<&str>) -> Outcome {
         )));
     }
     let Some(time) = time else { return Ok(()) };
-    let Some(limit_s) = seconds(time) else {
-        return Err(Failure::Usage(format!(
+    match seconds(time) {
+        None => Err(Failure::Usage(format!(
             "--time: expected MINUTES, HH:MM:SS or DAYS-HH:MM:SS, got `{time}`"
-        )));
-    };
-    if limit_s <= warn_s + EARLY_S {
-        return Err(Failure::Usage(format!(
-            "--time {time} is {limit_s} s, and the warning comes {warn_s} s before its end, up to {EARLY_S} s earlier: \
-             nothing would be trained; ask for more time, or write a shorter --warn-seconds S"
-        )));
+        ))),
+        Some(limit_s) if limit_s <= warn_s + EARLY_S => Err(Failure::Usage(format!(
+            "--time {time}: the warning of --warn-seconds comes up to {} s before the end, so nothing would be \
+             trained (expected a longer --time, got {limit_s} s). Increase --time, or decrease --warn-seconds.",
+            warn_s + EARLY_S
+        ))),
+        Some(_) => Ok(()),
     }
-    Ok(())
 }
 
 /// Reads a time limit in Slurm's notations: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S`.
 fn seconds(time: &str) -> Option<usize> {
-    let numbers = |text: &str| {
-        text.split(':')
-            .map(|part| part.parse().ok())
-            .collect::<Option<Vec<usize>>>()
+    let (days, clock) = match time.split_once('-') {
+        Some((days, clock)) => (Some(days), clock),
+        None => (None, time),
     };
-    let (days, [hours, minutes, seconds]) = match time.split_once('-') {
-        Some((days, rest)) => (
-            days.parse::<usize>().ok()?,
-            match numbers(rest)?[..] {
-                [h] => [h, 0, 0],
-                [h, m] => [h, m, 0],
-                [h, m, s] => [h, m, s],
-                _ => return None,
-            },
-        ),
-        None => (
-            0,
-            match numbers(time)?[..] {
-                [m] => [0, m, 0],
-                [m, s] => [0, m, s],
-                [h, m, s] => [h, m, s],
-                _ => return None,
-            },
-        ),
+    let parts: Vec<&str> = clock.split(':').collect();
+    let factors: &[usize] = match (days, parts.len()) {
+        (Some(_), 1..=3) | (None, 3) => &[3600, 60, 1],
+        (None, 1 | 2) => &[60, 1],
+        _ => return None,
     };
-    let parts = [(24, hours), (60, minutes), (60, seconds)];
-    parts.into_iter().try_fold(days, |whole, (factor, part)| {
-        whole.checked_mul(factor)?.checked_add(part)
-    })
+    let mut sum = days.unwrap_or("0").parse::<u32>().ok()? as usize * 86_400;
+    for (part, factor) in parts.iter().zip(factors) {
+        sum += part.parse::<u32>().ok()? as usize * factor;
+    }
+    Some(sum)
 }
 
 #[cfg(test)]

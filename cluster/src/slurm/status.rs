@@ -4,12 +4,13 @@
 //! `metrics.jsonl` for each.
 //! Invariant: read-only.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use clap::Args;
 use records::EpochRecord;
 
-use super::target::NamedJob;
+use super::queue::NamedJob;
 use super::{queue, require};
 use crate::failure::{Failure, Outcome};
 use crate::json;
@@ -49,7 +50,7 @@ impl StatusArgs {
 }
 
 fn show(row: &queue::QueuedJob) {
-    say!("{}", row.line());
+    say!("{}", row.line);
     if let Some(directory) = &row.directory {
         // The run's files may not be readable here.
         if let Err(failure) = show_progress(directory, row.is_in_queue()) {
@@ -64,13 +65,12 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
     say!("    {}", directory.display());
     let read = |name: &str| {
         let file = directory.join(name);
-        if !file.exists() {
-            return Ok(None);
+        match records::file::read_to_string(&file) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            text => text.map(Some).map_err(|error| {
+                Failure::Failed(format!("cannot read {}: {error}", file.display()))
+            }),
         }
-        let failed = |error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
-        records::file::read_to_string(&file)
-            .map(Some)
-            .map_err(failed)
     };
     match read("metrics.jsonl")?.as_deref().and_then(last_epoch) {
         Some(line) => say!("    {line}"),
@@ -145,6 +145,9 @@ mod tests {
             last_epoch(&metrics).unwrap(),
             "epoch 4 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12,270 img/s"
         );
+        for without in ["", "{\"epoch\":"] {
+            assert_eq!(last_epoch(without), None);
+        }
         let evaluated = EpochRecord {
             val: Some(Evaluation {
                 top1: 0.5,
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_stopped_before_its_first_step_is_not_said_to_have_a_checkpoint() {
+    fn a_run_that_stopped_before_its_first_step_has_no_checkpoint() {
         let of = |steps: u64, is_stopped: bool| {
             end(&format!(
                 r#"{{"steps":{steps},"stopped_early":{is_stopped}}}"#
@@ -177,11 +180,5 @@ mod tests {
                 "trained to its end"
             )
         );
-    }
-
-    #[test]
-    fn a_run_without_an_epoch_has_no_line() {
-        assert_eq!(last_epoch(""), None);
-        assert_eq!(last_epoch("{\"epoch\":"), None);
     }
 }

@@ -13,7 +13,7 @@ use std::process::Command as Process;
 use clap::Parser;
 
 use super::request::{Request, SubmitArgs};
-use super::{queue, require, script, target};
+use super::{queue, require, script};
 use crate::failure::{Failure, Outcome};
 use crate::mpirun;
 use crate::options;
@@ -97,7 +97,7 @@ fn parsed(flags: &[String], words: &[String]) -> Outcome<SubmitArgs> {
 
 /// Refuses a second job in the same directory: both would write the same checkpoints.
 fn check_free(request: &Request) -> Outcome {
-    let Some(job) = target::recorded_job(&request.job.directory)? else {
+    let Some(job) = queue::recorded_job(&request.job.directory)? else {
         return Ok(());
     };
     if queue::of_job(&job)?
@@ -123,10 +123,10 @@ fn submit(file: &Path) -> Outcome<String> {
             command.env(name, value);
         }
     }
-    let shown = format!("sbatch --parsable {}", process::quoted(file));
     let answer = process::ask(&mut command)?.map_err(|complaint| {
         Failure::Failed(format!(
-            "`{shown}` refused the job: {complaint}; the script is kept"
+            "`sbatch {}` rejected the job: {complaint}",
+            process::quoted(file)
         ))
     })?;
     // The sbatch of a federation adds the cluster's name.
@@ -138,7 +138,7 @@ fn submit(file: &Path) -> Outcome<String> {
         .to_owned();
     if job.is_empty() || !job.chars().all(|c| c.is_ascii_digit()) {
         return Err(Failure::Failed(format!(
-            "`{shown}`: expected a job's id, got `{}`",
+            "sbatch: expected a job's id, got `{}`",
             answer.trim()
         )));
     }
@@ -147,7 +147,7 @@ fn submit(file: &Path) -> Outcome<String> {
 
 /// Adds a line to the run's list of jobs.
 fn record(directory: &Path, job: &str) -> Outcome {
-    let file = directory.join(target::JOBS);
+    let file = directory.join(queue::JOBS);
     let written = OpenOptions::new()
         .create(true)
         .append(true)
@@ -162,20 +162,14 @@ fn record(directory: &Path, job: &str) -> Outcome {
 }
 
 fn report(request: &Request, job: &str, file: &Path) -> String {
-    let task = match &request.args.array {
-        Some(array) => format!("{job}_{}", array.tasks.first().copied().unwrap_or_default()),
-        None => job.to_owned(),
-    };
-    let ranks = records::counted(request.args.nodes * request.args.ntasks_per_node, "rank");
-    let mut size = format!(
-        "{ranks} on {}",
-        records::counted(request.args.nodes, "node")
-    );
-    if let Some(array) = &request.args.array {
-        size.push_str(&format!(
-            " for each of {}",
-            records::counted(array.tasks.len(), "task")
-        ));
+    let args = &request.args;
+    let ranks = records::counted(args.nodes * args.ntasks_per_node, "rank");
+    let mut size = format!("{ranks} on {}", records::counted(args.nodes, "node"));
+    let mut task = job.to_owned();
+    if let Some(array) = &args.array {
+        let tasks = records::counted(array.tasks.len(), "task");
+        size.push_str(&format!(" for each of {tasks}"));
+        task.push_str(&format!("_{}", array.tasks.first().unwrap_or(&0)));
     }
     format!(
         "job {job} submitted: {}, {size}\n\
@@ -193,9 +187,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_second_job_comes_into_a_directory_whose_list_of_jobs_cannot_be_read() {
+    fn a_directory_with_an_unreadable_list_of_jobs_gets_no_second_job() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join(target::JOBS), "12\n\0\0").unwrap();
+        std::fs::write(directory.path().join(queue::JOBS), "12\n\0\0").unwrap();
         let line = format!(
             "--ntasks-per-node 1 -- train --output-dir {}",
             directory.path().display()
