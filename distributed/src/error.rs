@@ -54,7 +54,7 @@ pub enum CollectiveError {
     #[error("job aborted by rank {rank}: {reason}")]
     Aborted { rank: usize, reason: String },
     /// Ranks are at different points of the run, or planned differently.
-    #[error("step {step}: ranks diverged: {what} is {got} on rank {rank}, expected {expected} as on rank {ROOT}", ROOT = crate::ROOT)]
+    #[error("step {}: ranks diverged: {what} is {got} on rank {rank}, expected {expected} as on rank {ROOT}", .step.saturating_add(1), ROOT = crate::ROOT)]
     RanksDiverged {
         step: u64,
         rank: usize,
@@ -63,9 +63,9 @@ pub enum CollectiveError {
         got: String,
     },
     /// A loss or gradient is NaN or infinite.
-    #[error("step {step}: non-finite loss or gradient on {}; {} there {value}. Lower the learning rate, or check the data.", list(.ranks), found(.parameter.as_deref()))]
+    #[error("step {}: non-finite loss or gradient on {} ({} is {value} there). Lower the learning rate, or check the data.", .step.saturating_add(1), list(.ranks), found(.parameter.as_deref()))]
     NonFinite {
-        /// The step that was not made.
+        /// Step that was not taken, from 0.
         step: u64,
         /// Ranks with a non-finite value, ascending, at least one.
         ranks: Vec<usize>,
@@ -104,9 +104,9 @@ pub enum CollectiveError {
     )]
     Unfrozen { path: String },
     /// Replicas no longer hold the same parameters.
-    #[error("epoch {epoch}: parameters drifted apart: fingerprint is {got} on {}, expected {expected} as on rank {ROOT}", list(.ranks), ROOT = crate::ROOT)]
+    #[error("epoch {}: parameters drifted apart: fingerprint is {got} on {}, expected {expected} as on rank {ROOT}", .epoch.saturating_add(1), list(.ranks), ROOT = crate::ROOT)]
     FingerprintMismatch {
-        /// The epoch after which it was found.
+        /// Epoch that ended with different parameters, from 0.
         epoch: u64,
         /// Ranks that differ from root, ascending.
         ranks: Vec<usize>,
@@ -116,8 +116,8 @@ pub enum CollectiveError {
     },
     /// The launcher started another number of tasks than the communicator has ranks.
     #[error(
-        "{launcher}: expected a world of {num_tasks} ({variable}={num_tasks}), got a world of {world_size}; {remedy}; \
-         for one process: unset {}", of_one_process(.variable)
+        "{launcher}: expected a world of {num_tasks} ({variable}={num_tasks}), got a world of {world_size}. {remedy}. \
+         For one process: unset {}", of_one_process(.variable)
     )]
     WorldSizeMismatch {
         launcher: &'static str,
@@ -136,7 +136,7 @@ pub enum CollectiveError {
         value: String,
     },
     /// MPI and the launcher give this process different places.
-    #[error("{launcher}: expected {what} {expected}, got {got} on node {node}; {remedy}")]
+    #[error("{launcher}: expected {what} {expected}, got {got} on node {node}. {remedy}")]
     PlaceMismatch {
         launcher: &'static str,
         what: &'static str,
@@ -181,7 +181,7 @@ pub enum CollectiveError {
         text: String,
     },
     /// Gradients cannot go through NCCL here; found before any rank entered it.
-    #[error("NCCL cannot be used on {}: {problem}; {remedy}, or leave out --reduction nccl: gradients are then staged through host memory", list(.ranks))]
+    #[error("NCCL cannot be used on {}: {problem}. {remedy}, or remove --reduction nccl to stage gradients through host memory.", list(.ranks))]
     NcclUnavailable {
         /// Ranks with a problem, ascending, at least one.
         ranks: Vec<usize>,
@@ -207,11 +207,11 @@ fn unit(collective: &str) -> String {
     }
 }
 
-/// Returns the name of the non-finite value.
+/// Names the non-finite value.
 fn found(parameter: Option<&str>) -> String {
     parameter.map_or_else(
         || "loss".to_owned(),
-        |name| format!("largest gradient, in {name},"),
+        |name| format!("the largest gradient, in {name},"),
     )
 }
 
@@ -246,7 +246,7 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "step 7: non-finite loss or gradient on ranks 1, 3; largest gradient, in conv1.weight, there NaN. \
+            "step 8: non-finite loss or gradient on ranks 1, 3 (the largest gradient, in conv1.weight, is NaN there). \
              Lower the learning rate, or check the data."
         );
         let error = CollectiveError::LengthMismatch {

@@ -102,8 +102,17 @@ pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, Collective
     let step = root.step;
     for (rank, header) in headers.iter().enumerate() {
         let pairs = [
-            ("epoch", root.epoch, header.epoch),
-            ("step", root.step, header.step),
+            // Messages count from 1.
+            (
+                "epoch",
+                root.epoch.saturating_add(1),
+                header.epoch.saturating_add(1),
+            ),
+            (
+                "step",
+                root.step.saturating_add(1),
+                header.step.saturating_add(1),
+            ),
             ("bucket plan hash", root.plan_hash, header.plan_hash),
         ];
         for (what, expected, got) in pairs {
@@ -328,14 +337,14 @@ mod tests {
                     epoch: 3,
                     ..header()
                 },
-                "epoch is 3 on rank 1, expected 2 as on rank 0",
+                "epoch is 4 on rank 1, expected 3 as on rank 0",
             ),
             (
                 StepHeader {
                     step: 41,
                     ..header()
                 },
-                "step is 41 on rank 1, expected 40 as on rank 0",
+                "step is 42 on rank 1, expected 41 as on rank 0",
             ),
             (
                 StepHeader {
@@ -349,7 +358,7 @@ mod tests {
             for agreed in agree_with(other) {
                 assert_eq!(
                     agreed.unwrap_err().to_string(),
-                    format!("step 40: ranks diverged: {expected}")
+                    format!("step 41: ranks diverged: {expected}")
                 );
             }
         }
@@ -363,7 +372,7 @@ mod tests {
         }) {
             assert_eq!(
                 agreed.unwrap_err().to_string(),
-                "step 40: non-finite loss or gradient on rank 1; loss there NaN. Lower the learning rate, or check the data."
+                "step 41: non-finite loss or gradient on rank 1 (loss is NaN there). Lower the learning rate, or check the data."
             );
         }
     }
@@ -377,7 +386,7 @@ mod tests {
         for (value, expected) in [
             (
                 f32::INFINITY,
-                "on rank 1; largest gradient, in fc.bias, there inf",
+                "on rank 1 (the largest gradient, in fc.bias, is inf there)",
             ),
             (3e38, "on ranks 0, 1"),
         ] {

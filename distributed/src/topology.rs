@@ -319,11 +319,11 @@ pub fn check_world_size(
         return Ok(());
     };
     let remedy = match (built_with_mpi, launcher.name) {
-        (false, _) => "rebuild with the default feature mpi, or start one task",
-        (true, "sbatch") => "start it with srun --mpi=pmix or mpirun",
+        (false, _) => "Rebuild with the default feature mpi, or start one task",
+        (true, "sbatch") => "Start it with srun --mpi=pmix or mpirun",
         (true, _) => {
-            "built for another MPI than the launcher's? use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or the mpirun of the \
-             library it is linked with"
+            "The program may use another MPI than the launcher: use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), \
+             or the mpirun of the program's MPI library"
         }
     };
     Err(CollectiveError::WorldSizeMismatch {
@@ -351,13 +351,13 @@ pub fn check_place(
             "rank",
             launcher.rank,
             topology.rank,
-            "start all ranks by one launcher",
+            "Start all ranks with one launcher.",
         ),
         (
             "local rank",
             launcher.local_rank,
             topology.local_rank,
-            "do two nodes have the same host name? ranks would share memory, or a GPU, that is not theirs",
+            "Give every node its own host name: ranks of one node share memory and GPUs.",
         ),
     ];
     for (what, expected, got, remedy) in pairs {

@@ -87,13 +87,13 @@ fn ranks_with_gpus_of_their_own_and_one_version_may_begin() {
 fn what_one_rank_lacks_is_told_to_all_with_a_remedy() {
     let lacking = Readiness::Lacking {
         problem: "expected a, got b".to_owned(),
-        remedy: "do c".to_owned(),
+        remedy: "Do c".to_owned(),
     };
     let error = text(&[ready("2.21.5", "GPU-a"), lacking, ready("2.21.5", "GPU-a")]);
     assert_eq!(
         error,
-        "NCCL cannot be used on rank 1: expected a, got b; do c, or leave out --reduction nccl: gradients are then staged \
-         through host memory"
+        "NCCL cannot be used on rank 1: expected a, got b. Do c, or remove --reduction nccl to stage gradients \
+         through host memory."
     );
 }
 

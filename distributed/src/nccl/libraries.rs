@@ -12,13 +12,13 @@ pub(super) fn load() -> Result<&'static Api, Readiness> {
     if !driver_loads() {
         return Err(Readiness::Lacking {
             problem: "expected NVIDIA's driver to load (libcuda.so.1), got none in the loader's path".to_owned(),
-            remedy: "run on nodes with GPUs, in a container with them (docker run --gpus all, apptainer exec --nv)"
+            remedy: "Run on nodes with GPUs; in a container, give it the GPUs (docker run --gpus all, apptainer exec --nv)"
                 .to_owned(),
         });
     }
     Api::get().map_err(|reason| Readiness::Lacking {
         problem: format!("expected NCCL to load ({}), got {reason}", NAMES.join(" or ")),
-        remedy: "install it, or add its folder to LD_LIBRARY_PATH; PyTorch's wheels have it in site-packages/nvidia/nccl/lib"
+        remedy: "Install NCCL, or add its folder to LD_LIBRARY_PATH (in PyTorch's wheels: site-packages/nvidia/nccl/lib)"
             .to_owned(),
     })
 }

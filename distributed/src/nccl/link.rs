@@ -52,7 +52,7 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
     let Some(version) = libraries::library_version() else {
         return lacking(
             "expected NCCL to return its version, got an error".to_owned(),
-            "load another NCCL",
+            "Load another NCCL",
         );
     };
     let opened = CudaContext::new(gpu).and_then(|context| Ok((context.uuid()?, context)));
@@ -69,7 +69,7 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
                 CudaContext::device_count().map_or("unknown".to_owned(), |count| count.to_string());
             lacking(
                 format!("expected GPU {gpu} to open, got {error} (GPUs seen: {count})"),
-                "start as many ranks a node as it has GPUs, or give --device cuda:0 where every rank sees only its own",
+                "Start as many ranks per node as it has GPUs, or use --device cuda:0 if each rank sees only its GPU",
             )
         }
     }

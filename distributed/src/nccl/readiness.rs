@@ -8,14 +8,14 @@ use crate::{CollectiveError, ROOT};
 /// The findings of a rank on NCCL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It could begin.
+    /// The rank can use NCCL.
     Ready {
         /// The library's version.
         version: String,
         /// Unique name of the GPU, as `nvidia-smi -L` prints it.
         gpu: String,
     },
-    /// It could not.
+    /// Something is missing.
     Lacking {
         /// The expected and the found state.
         problem: String,
@@ -87,7 +87,7 @@ pub fn verdict(all: &[Readiness]) -> Result<(), CollectiveError> {
     );
     if let Some(Readiness::Ready { version, .. }) = other.first().map(|&rank| &all[rank]) {
         let problem = format!("expected NCCL {expected} as on rank {ROOT}, got {version}");
-        return refuse(other, problem, "load the same NCCL on every node");
+        return refuse(other, problem, "Load the same NCCL on every node");
     }
     for readiness in all {
         let Readiness::Ready { gpu, .. } = readiness else {
@@ -103,7 +103,7 @@ pub fn verdict(all: &[Readiness]) -> Result<(), CollectiveError> {
             return refuse(
                 sharing,
                 problem,
-                "start as many ranks a node as it has GPUs, with --device cuda",
+                "Start as many ranks per node as it has GPUs, with --device cuda",
             );
         }
     }

@@ -93,8 +93,8 @@ fn a_plain_start_in_a_batch_script_of_several_tasks_is_refused() {
         .to_string();
     assert_eq!(
         text,
-        "sbatch: expected a world of 4 (SLURM_NTASKS=4), got a world of 1; \
-         start it with srun --mpi=pmix or mpirun; for one process: unset SLURM_NTASKS"
+        "sbatch: expected a world of 4 (SLURM_NTASKS=4), got a world of 1. \
+         Start it with srun --mpi=pmix or mpirun. For one process: unset SLURM_NTASKS"
     );
     let alone = launcher(&[("SLURM_NTASKS", "1")]);
     assert_eq!(check_world_size(Some(&alone), 1, true), Ok(()));
@@ -115,11 +115,11 @@ fn a_mismatch_names_variable_numbers_and_the_remedy_for_the_build() {
         .unwrap_err()
         .to_string();
     assert!(
-        without.contains("rebuild with the default feature mpi, or start one task"),
+        without.contains("Rebuild with the default feature mpi, or start one task"),
         "{without}"
     );
     assert!(
-        without.ends_with("; for one process: unset SLURM_STEP_NUM_TASKS SLURM_NTASKS"),
+        without.ends_with(". For one process: unset SLURM_STEP_NUM_TASKS SLURM_NTASKS"),
         "{without}"
     );
 }
@@ -160,7 +160,7 @@ fn a_place_that_the_launcher_did_not_give_is_refused() {
         .unwrap_err()
         .to_string();
     assert!(
-        text.starts_with("srun: expected rank 1, got 2 on node b; "),
+        text.starts_with("srun: expected rank 1, got 2 on node b. "),
         "{text}"
     );
     let text = check_place(Some(&launcher(2, Some(1))), &topology)

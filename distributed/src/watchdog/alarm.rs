@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(
             alarm.to_string(),
             "error (rank 0): no progress for 60 s: rank 2 does not answer: stopped or ended, or its machine is gone or \
-             overloaded\n  rank 0: epoch 0, step 7, backward for 61 s; waits in barrier for 60 s\n  rank 1: epoch 0, step 7, \
+             overloaded\n  rank 0: epoch 1, step 8, backward for 61 s; waits in barrier for 60 s\n  rank 1: epoch 1, step 8, \
              backward for 61 s; waits for no rank\n  rank 2: no answer within 60 s"
         );
     }
@@ -341,7 +341,7 @@ mod tests {
             report(8, Some("barrier")),
         ]);
         assert_eq!(alarm.cause, AlarmCause::Busy(vec![1]));
-        let text = "no progress for 60 s: rank 1 waits for no rank, busy in backward of epoch 0, step 6 for 61 s";
+        let text = "no progress for 60 s: rank 1 waits for no rank, busy in backward of epoch 1, step 7 for 61 s";
         assert_eq!(alarm.reason(), text);
     }
 
@@ -355,7 +355,7 @@ mod tests {
         ]);
         assert_eq!(other_call.cause, AlarmCause::Apart(vec![0]));
         let text =
-            "rank 0 waits in barrier of epoch 0, step 7, most in exchange of epoch 0, step 7";
+            "rank 0 waits in barrier of epoch 1, step 8, most in exchange of epoch 1, step 8";
         assert_eq!(
             other_call.reason(),
             format!("no progress for 60 s: {text}. {rule}")
@@ -375,7 +375,7 @@ mod tests {
             report(7, Some("exchange")),
         ]);
         assert_eq!(alarm.cause, AlarmCause::Apart(vec![0, 1]));
-        let text = "rank 0 waits in barrier of epoch 0, step 7; rank 1 waits in exchange of epoch 0, step 7";
+        let text = "rank 0 waits in barrier of epoch 1, step 8; rank 1 waits in exchange of epoch 1, step 8";
         assert!(alarm.reason().contains(text), "{alarm}");
     }
 
@@ -386,14 +386,14 @@ mod tests {
         assert!(
             alarm
                 .reason()
-                .contains("all ranks wait in barrier of epoch 0, step 7: a connection "),
+                .contains("all ranks wait in barrier of epoch 1, step 8: a connection "),
             "{alarm}"
         );
         let allocates = self::alarm(vec![report(0, Some("node_memory")); 2]);
         assert!(
             allocates
                 .reason()
-                .contains("step 0: /dev/shm of a node has too little space, a "),
+                .contains("step 1: /dev/shm of a node has too little space, a "),
             "{allocates}"
         );
     }

@@ -101,7 +101,9 @@ impl RankReport {
 
     /// Epoch, step and bucket.
     pub(super) fn place(&self) -> String {
-        let Self { epoch, step, .. } = self;
+        // Messages count from 1.
+        let epoch = self.epoch.saturating_add(1);
+        let step = self.step.saturating_add(1);
         let bucket = self
             .bucket
             .map_or_else(String::new, |bucket| format!(", bucket {bucket}"));
@@ -180,7 +182,7 @@ mod tests {
             bucket: Some(2),
             call: Some(("all_reduce_sum", Duration::from_millis(9_500))),
         };
-        let text = "epoch 1, step 7, bucket 2, waiting for 12 s; waits in all_reduce_sum for 9.5 s";
+        let text = "epoch 2, step 8, bucket 2, waiting for 12 s; waits in all_reduce_sum for 9.5 s";
         assert_eq!(report.to_string(), text);
         let opening = RankReport {
             phase: Phase::Opening,
@@ -191,7 +193,7 @@ mod tests {
         };
         assert_eq!(
             opening.to_string(),
-            "epoch 1, step 7, opening for 12 s, 4096 counted; waits for no rank"
+            "epoch 2, step 8, opening for 12 s, 4096 counted; waits for no rank"
         );
     }
 }

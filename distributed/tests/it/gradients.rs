@@ -356,10 +356,10 @@ fn a_non_finite_gradient_or_another_step_of_one_rank_stops_all_and_after_the_fir
             [infinite, status.unwrap_err()].map(|error| error.to_string())
         });
         for [infinite, diverged] in errors {
-            let expected = "step 12: non-finite loss or gradient on rank 1; largest gradient, in unused, there inf. Lower";
+            let expected = "step 13: non-finite loss or gradient on rank 1 (the largest gradient, in unused, is inf there). Lower";
             assert!(infinite.starts_with(expected), "{infinite}");
             let expected =
-                "step 12: ranks diverged: step is 13 on rank 1, expected 12 as on rank 0";
+                "step 13: ranks diverged: step is 14 on rank 1, expected 13 as on rank 0";
             assert_eq!(diverged, expected);
         }
     }

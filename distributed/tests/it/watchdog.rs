@@ -134,13 +134,13 @@ fn a_busy_rank_is_named_with_what_it_does() {
     });
     assert_eq!((alarm.rank, &alarm.cause), (1, &AlarmCause::Busy(vec![0])));
     let text = alarm.to_string();
-    let told = "rank 0 waits for no rank, busy in checkpoint of epoch 1, step 42 for ";
+    let told = "rank 0 waits for no rank, busy in checkpoint of epoch 2, step 43 for ";
     assert!(
         text.starts_with("error (rank 1): no progress for ") && text.contains(told),
         "{text}"
     );
     assert!(
-        text.contains("\n  rank 2: epoch 1, step 42, waiting for "),
+        text.contains("\n  rank 2: epoch 2, step 43, waiting for "),
         "{text}"
     );
     assert!(text.contains("; waits in all_reduce_sum for "), "{text}");
@@ -153,7 +153,7 @@ fn a_rank_in_another_call_is_named() {
         _ => rank.communicator.barrier().unwrap_err(),
     });
     assert_eq!((alarm.rank, &alarm.cause), (0, &AlarmCause::Apart(vec![2])));
-    let told = "rank 2 waits in receive of epoch 0, step 0, most in barrier of epoch 0, step 0";
+    let told = "rank 2 waits in receive of epoch 1, step 1, most in barrier of epoch 1, step 1";
     assert!(alarm.reason().contains(told), "{alarm}");
 }
 
@@ -311,7 +311,7 @@ fn a_rank_whose_progress_ends_is_named_with_what_it_counted() {
     assert!(alarm.waited > 3 * TIMEOUT, "{alarm}");
     let text = alarm.to_string();
     assert!(
-        text.contains("rank 0: epoch 0, step 0, opening for ") && text.contains(", 3000 counted; "),
+        text.contains("rank 0: epoch 1, step 1, opening for ") && text.contains(", 3000 counted; "),
         "{text}"
     );
 }

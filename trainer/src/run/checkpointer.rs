@@ -291,12 +291,14 @@ impl<'a> Checkpointer<'a> {
             };
             stepper.restore_reduction(state.progress.step, &reduction);
         }
-        reporter.note(&format!(
-            "resumed at epoch {} step {} (written by {})",
-            state.progress.epoch + 1,
-            state.progress.step,
-            records::counted(state.world_size, "rank")
-        ));
+        let Progress { epoch, step, .. } = state.progress;
+        let place = if epoch < self.session.config.schedule.epochs {
+            format!("at epoch {} step {step}", epoch + 1)
+        } else {
+            format!("after the last epoch, {epoch}, at step {step}")
+        };
+        let ranks = records::counted(state.world_size, "rank");
+        reporter.note(&format!("resumed {place} (written by {ranks})"));
         if let Some(resumption) = resumption {
             for warning in &resumption.warnings {
                 reporter.warn(warning);

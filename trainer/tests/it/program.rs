@@ -107,12 +107,12 @@ fn a_launchers_variable_that_is_left_over_is_named_with_its_remedy_and_an_empty_
         (
             bench,
             &[("PMI_SIZE", "4"), ("PMI_RANK", "0")][..],
-            "for one process: unset PMI_SIZE",
+            "For one process: unset PMI_SIZE",
         ),
         (
             bench,
             &[("SLURM_NTASKS", "4")],
-            "for one process: unset SLURM_NTASKS",
+            "For one process: unset SLURM_NTASKS",
         ),
         (
             bench,

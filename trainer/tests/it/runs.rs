@@ -163,7 +163,7 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_and_names_the_step_and_the_rank
         let text = format!("{:#}", error.unwrap_err());
         // The first update makes the parameters so large that the next step's loss is no number.
         assert!(
-            text.starts_with("step 1: non-finite loss or gradient on ranks 0, 1; "),
+            text.starts_with("step 2: non-finite loss or gradient on ranks 0, 1 ("),
             "{text}"
         );
     }

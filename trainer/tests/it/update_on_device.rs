@@ -227,7 +227,7 @@ fn a_loss_that_is_not_finite_ends_the_run_at_the_next_step_and_names_its_own() {
         .unwrap();
     let error = format!("{:#}", stepper.step(1, steps.next().unwrap()).unwrap_err());
     assert!(
-        error.contains("step 0: non-finite loss") && error.contains("on rank 0"),
+        error.contains("step 1: non-finite loss") && error.contains("on rank 0"),
         "{error}"
     );
 }

@@ -87,7 +87,7 @@ impl Api {
                 Err(error) => reasons.push(reason(&error)),
             }
         }
-        Err(reasons.join("; "))
+        Err(reasons.join(", and "))
     }
 
     fn of(library: Library) -> Result<Self, libloading::Error> {

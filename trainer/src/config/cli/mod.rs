@@ -94,8 +94,10 @@ impl<A: Args + Default> CliOf<A> {
             definitions = definitions.mut_subcommands(|command| command.mut_args(without));
         }
         let matches = definitions.clone().try_get_matches();
-        let matches = matches
-            .unwrap_or_else(|error| habits::explained(naming_variable(error), &definitions).exit());
+        let matches = matches.unwrap_or_else(|error| {
+            let error = habits::explained(naming_variable(error), &definitions);
+            with_general_usage(error, &definitions).exit()
+        });
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
@@ -114,6 +116,27 @@ fn naming_variable(mut error: clap::Error) -> clap::Error {
         let named = format!("{flag}, or {CPU_VARIABLE}");
         error.insert(ContextKind::InvalidArg, ContextValue::String(named));
     }
+    error
+}
+
+/// Replaces clap's usage line, which repeats the typed flags, by the usage of the command.
+fn with_general_usage(mut error: clap::Error, definitions: &clap::Command) -> clap::Error {
+    let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else {
+        return error;
+    };
+    let usage = usage.to_string();
+    // The line begins with "Usage:" and the name of the program.
+    let mut words = usage.split_whitespace().skip(2);
+    let mut command = definitions.clone();
+    command.build();
+    while let Some(next) = words
+        .next()
+        .and_then(|word| command.find_subcommand(word).cloned())
+    {
+        command = next;
+    }
+    let usage = ContextValue::StyledStr(command.render_usage());
+    error.insert(ContextKind::Usage, usage);
     error
 }
 
@@ -321,4 +344,18 @@ pub(super) fn typed<A: Args>(words: &str) -> A {
     let command = A::augment_args(clap::Command::new("test"));
     let matches = command.try_get_matches_from(words).unwrap();
     A::from_arg_matches(&matches).unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_shows_the_usage_of_its_command_without_the_typed_flags() {
+        let definitions = Cli::command().name("trainer");
+        let words = ["trainer", "train", "--epochs", "2", "--steps"];
+        let error = definitions.clone().try_get_matches_from(words).unwrap_err();
+        let text = with_general_usage(error, &definitions).to_string();
+        assert!(text.contains("Usage: trainer train [OPTIONS]\n"), "{text}");
+    }
 }

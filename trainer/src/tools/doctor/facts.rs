@@ -188,8 +188,8 @@ fn place(communicator: &dyn Communicator) -> PlaceFacts {
     let complaint = refusal.map(|refusal| {
         let text = refusal.to_string();
         let (found, remedy) = text
-            .split_once("; ")
-            .unwrap_or((&text, "start all ranks by one launcher"));
+            .split_once(". ")
+            .unwrap_or((&text, "Start all ranks with one launcher."));
         (found.to_owned(), remedy.to_owned())
     });
     let launcher = launcher.ok().flatten();

@@ -339,7 +339,7 @@ fn path_of_gradients(facts: &Facts<'_>) -> Finding {
                 version(first),
                 version(other)
             ),
-            "load the same NCCL on every node, or do not use --reduction nccl",
+            "load the same NCCL on every node, or remove --reduction nccl",
         ),
         None => Finding::ok(format!(
             "{staged}; by NCCL {} with --reduction nccl",
