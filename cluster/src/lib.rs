@@ -25,7 +25,6 @@ pub mod process;
 mod restart;
 pub mod run_directory;
 pub mod slurm;
-mod surroundings;
 
 pub use hosts::HostsCommand;
 pub use launch::LaunchArgs;

@@ -1,26 +1,43 @@
 //! The command line of mpirun.
 //!
 //! In: an mpirun of this machine, a [`Placement`], a program. Out: the command.
-//! Invariant: pure, except for finding mpirun. Options other than `-n` depend on the make of
-//! mpirun.
+//! Invariant: options other than `-n` depend on the make of mpirun. Without a restriction of this
+//! machine no workaround is added. The user's `OMPI_MCA_*` variables are kept.
+//! Source: Open MPI 4.1.4, `plm_rsh_component.c` (ends mpirun without ssh and rsh), `session_dir.c`
+//! (makes a folder in TMPDIR, TEMP, TMP or `/tmp`); PMIx 4.2.2, `pmix_home_directory` (reads
+//! `pw_dir` of a user that may have no entry).
 
 use std::env;
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Outcome};
 use crate::probe;
 use crate::process;
-use crate::surroundings::Surroundings;
+
+/// Open MPI refuses root unless both variables are set; in containers root is the only user.
+const AS_ROOT: [(&str, &str); 2] = [
+    ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+    ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+];
+
+/// Folders for temporary files if the usual one is not writable.
+const FALLBACK_FOLDERS: [&str; 2] = ["/dev/shm", "/var/tmp"];
+
+/// Variables by which a user or Grid Engine configures remote starts.
+const CHOICES_OF_A_SHELL: [&str; 3] = ["OMPI_MCA_plm", "OMPI_MCA_plm_rsh_agent", "PE_HOSTFILE"];
 
 /// The mpirun of this machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mpirun {
-    program: PathBuf,
-    make: Make,
-    /// Name and version in its own words.
-    version: String,
+    /// Path of the program.
+    pub program: PathBuf,
+    /// Make of the MPI.
+    pub make: Make,
+    /// Name and version, as the program prints them.
+    pub version: String,
 }
 
 /// Make of an MPI.
@@ -58,15 +75,6 @@ impl Mpirun {
         }
     }
 
-    /// Returns `mpirun` of the PATH as this make, without asking the program.
-    pub fn of(make: Make) -> Self {
-        Mpirun {
-            program: "mpirun".into(),
-            make,
-            version: "X".to_owned(),
-        }
-    }
-
     /// Asks the program for its make.
     pub fn at(program: PathBuf) -> Option<Self> {
         let (make, version) = made_by(&process::answer(&program, &["--version"])?)?;
@@ -75,21 +83,6 @@ impl Mpirun {
             make,
             version,
         })
-    }
-
-    /// Returns the make.
-    pub fn make(&self) -> Make {
-        self.make
-    }
-
-    /// Returns name and version in its own words.
-    pub fn version(&self) -> &str {
-        &self.version
-    }
-
-    /// Returns the path.
-    pub fn program(&self) -> &Path {
-        &self.program
     }
 
     /// Returns its message for a killed rank 1: MPICH's names the process and the signal, not the
@@ -116,34 +109,16 @@ impl Mpirun {
         program: &Path,
         arguments: &[String],
     ) -> Outcome<Command> {
-        self.command_for(placement, program, arguments, &Surroundings::found())
-    }
-
-    fn command_for(
-        &self,
-        placement: &Placement,
-        program: &Path,
-        arguments: &[String],
-        surroundings: &Surroundings,
-    ) -> Outcome<Command> {
         let mut command = Command::new(&self.program);
         command.args(["-n", &placement.ranks.to_string()]);
-        match self.make {
-            Make::OpenMpi => {
-                let (options, variables) = surroundings.for_open_mpi(!placement.hosts.is_empty());
-                command
-                    .args(options)
-                    .envs(variables)
-                    .args(placement.open_mpi_options()?);
-            }
-            Make::Mpich | Make::Other => {
-                if !placement.hosts.is_empty() {
-                    command.args(["-hosts", &placement.hosts.join(",")]);
-                }
-                if self.make == Make::Mpich {
-                    command.args(placement.hydra_binding());
-                }
-            }
+        if self.make == Make::OpenMpi {
+            Restrictions::found().work_around(&mut command, !placement.hosts.is_empty());
+            command.args(placement.open_mpi_options()?);
+        } else {
+            command.args(placement.hydra_hosts());
+        }
+        if self.make == Make::Mpich {
+            command.args(placement.hydra_binding());
         }
         command.arg(program).args(arguments);
         Ok(command)
@@ -163,16 +138,6 @@ impl Mpirun {
         })
     }
 
-    /// Refuses an mpirun that cannot start ranks on emulated hosts.
-    pub fn expect_emulated_hosts(&self) -> Outcome {
-        if self.starts_on_emulated_hosts() {
-            return Ok(());
-        }
-        Err(Failure::Failed(format!(
-            "emulated hosts need Open MPI's mpirun, got {self}: install Open MPI"
-        )))
-    }
-
     /// Returns the command that starts a program on emulated hosts, with their agent in place of
     /// ssh. mpirun runs on the first host, where the others reach it.
     pub fn over_emulated_hosts(
@@ -184,36 +149,30 @@ impl Mpirun {
         program: &Path,
         arguments: &[String],
     ) -> Outcome<Command> {
-        self.expect_emulated_hosts()?;
+        if !self.starts_on_emulated_hosts() {
+            return Err(Failure::Failed(format!(
+                "emulated hosts need Open MPI's mpirun, got {self}: install Open MPI"
+            )));
+        }
         let first = hosts.first().map_or("", String::as_str);
         let slots = ranks.div_ceil(hosts.len().max(1));
         let list: Vec<String> = hosts.iter().map(|host| format!("{host}:{slots}")).collect();
         let mut command = Command::new(agent);
-        command.args([first, "--exec"]).arg(&self.program).args([
-            "-n",
-            &ranks.to_string(),
-            "--host",
-            &list.join(","),
-        ]);
+        command.args([first, "--exec"]).arg(&self.program);
+        command.args(["-n", &ranks.to_string(), "--host", &list.join(",")]);
         // Every daemon assumes that it has the whole machine; the agent has bound it to its part.
         command.args(["--map-by", "node", "--bind-to", "none"]);
-        command
-            .args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent"])
-            .arg(agent)
-            .args(["--mca", "ras", "^slurm"]);
-        command.args(["--mca", "btl", "tcp,self,vader"]);
-        command.args([
-            "--mca",
-            "btl_tcp_if_include",
-            network,
-            "--mca",
-            "oob_tcp_if_include",
-            network,
-        ]);
-        command
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        command.arg(program).args(arguments);
+        command.args(["--mca", "plm", "rsh", "--mca", "plm_rsh_agent"]);
+        command.arg(agent);
+        for (name, value) in [
+            ("ras", "^slurm"),
+            ("btl", "tcp,self,vader"),
+            ("btl_tcp_if_include", network),
+            ("oob_tcp_if_include", network),
+        ] {
+            command.args(["--mca", name, value]);
+        }
+        command.envs(AS_ROOT).arg(program).args(arguments);
         forget_surrounding_job(&mut command);
         Ok(command)
     }
@@ -271,6 +230,14 @@ impl Placement {
         (fits && (threads == 1 || self.threads.is_some())).then_some(threads)
     }
 
+    /// Returns the hosts for launchers of MPICH's family.
+    fn hydra_hosts(&self) -> Vec<String> {
+        match self.hosts.is_empty() {
+            true => Vec::new(),
+            false => vec!["-hosts".to_owned(), self.hosts.join(",")],
+        }
+    }
+
     /// Returns the binding for MPICH's launcher, Hydra.
     fn hydra_binding(&self) -> [String; 2] {
         let binding = match self.cores_of_a_rank() {
@@ -296,12 +263,68 @@ impl Placement {
             )));
         }
         let slots = self.ranks / self.hosts.len();
-        Ok(self
-            .hosts
-            .iter()
-            .map(|host| format!("{host}:{slots}"))
-            .collect())
+        let hosts = self.hosts.iter();
+        Ok(hosts.map(|host| format!("{host}:{slots}")).collect())
     }
+}
+
+/// Restrictions of this machine for Open MPI's `mpirun`.
+#[derive(Default)]
+struct Restrictions {
+    is_root: bool,
+    /// True if neither a program nor a choice of the user starts processes on other hosts.
+    lacks_remote_shell: bool,
+    /// True for a user without a home directory, such as one without an entry in the password file.
+    lacks_home: bool,
+    /// Folder for temporary files, if the usual one is not writable.
+    temporary: Option<PathBuf>,
+}
+
+impl Restrictions {
+    fn found() -> Self {
+        let mut usual = ["TMPDIR", "TEMP", "TMP"].into_iter();
+        let usual = usual
+            .find_map(env::var_os)
+            .map_or("/tmp".into(), PathBuf::from);
+        let has_program = |name: &&str| probe::program(name).is_some();
+        let is_chosen = |name: &&str| env::var_os(name).is_some();
+        Self {
+            is_root: process::is_root(),
+            lacks_remote_shell: !["ssh", "rsh"].iter().any(has_program)
+                && !CHOICES_OF_A_SHELL.iter().any(is_chosen),
+            lacks_home: env::home_dir().is_none(),
+            temporary: fallback(&usual, &FALLBACK_FOLDERS.map(Path::new)),
+        }
+    }
+
+    /// Adds options and variables; other hosts need a remote shell.
+    fn work_around(&self, command: &mut Command, has_hosts: bool) {
+        if self.is_root {
+            command.envs(AS_ROOT);
+        }
+        if self.lacks_home {
+            command.env("HOME", "/");
+        }
+        if let Some(folder) = &self.temporary {
+            command.env("TMPDIR", folder);
+        }
+        if self.lacks_remote_shell && !has_hosts {
+            command.args(["--mca", "plm", "^rsh"]);
+        }
+    }
+}
+
+/// Returns the first writable folder, if the usual one is not writable.
+fn fallback(usual: &Path, folders: &[&Path]) -> Option<PathBuf> {
+    let is_writable = |folder: &&Path| {
+        let probe = folder.join(format!(".lockstep-launch-{}", std::process::id()));
+        File::create_new(&probe).is_ok() && std::fs::remove_file(&probe).is_ok()
+    };
+    if is_writable(&usual) {
+        return None;
+    }
+    let mut folders = folders.iter().copied();
+    folders.find(is_writable).map(Path::to_path_buf)
 }
 
 /// Returns the make and its name from the answer to `--version`.
@@ -344,110 +367,121 @@ pub fn forget_surrounding_job(command: &mut Command) {
 mod tests {
     use super::*;
 
-    fn line_of(make: Make, placement: &Placement, is_root: bool) -> String {
-        let surroundings = Surroundings {
-            is_root,
-            has_remote_shell: true,
-            has_home: true,
-            temporary: None,
-        };
-        let words = ["train".to_owned()];
-        let command =
-            Mpirun::of(make).command_for(placement, Path::new("trainer"), &words, &surroundings);
-        process::shown(&command.unwrap())
+    fn mpirun(make: Make) -> Mpirun {
+        Mpirun {
+            program: PathBuf::from("mpirun"),
+            make,
+            version: "X".to_owned(),
+        }
     }
 
-    fn placement(ranks: usize, cores: usize) -> Placement {
+    fn placement(ranks: usize, cores: usize, threads: Option<usize>, hosts: &[&str]) -> Placement {
         Placement {
             ranks,
-            hosts: Vec::new(),
+            hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
             cores,
-            threads: None,
+            threads,
             is_polite: false,
         }
     }
 
     #[test]
-    fn ranks_that_fit_are_bound_to_cores() {
-        assert_eq!(
-            line_of(Make::OpenMpi, &placement(2, 2), false),
-            "mpirun -n 2 --bind-to core trainer train"
-        );
-    }
-
-    #[test]
-    fn only_more_ranks_than_cores_are_oversubscribed() {
-        let line = line_of(Make::OpenMpi, &placement(3, 2), false);
-        assert_eq!(
-            line,
-            "mpirun -n 3 --oversubscribe --bind-to none trainer train"
-        );
-    }
-
-    #[test]
-    fn a_rank_with_several_cores_to_itself_finds_its_share_unbound() {
-        assert!(line_of(Make::OpenMpi, &placement(2, 9), false).contains("-n 2 --bind-to none"));
-        assert!(line_of(Make::OpenMpi, &placement(2, 3), false).contains("-n 2 --bind-to core"));
-    }
-
-    #[test]
-    fn a_rank_with_threads_gets_a_core_for_each() {
-        let roomy = Placement {
-            threads: Some(2),
-            ..placement(2, 8)
-        };
-        assert!(
-            line_of(Make::OpenMpi, &roomy, false).contains("--map-by slot:PE=2 --bind-to core")
-        );
-        let tight = Placement {
-            threads: Some(2),
-            ..placement(2, 3)
-        };
-        assert!(line_of(Make::OpenMpi, &tight, false).contains("-n 2 --bind-to none"));
-    }
-
-    #[test]
-    fn tests_share_busy_cores() {
-        let polite = Placement {
-            is_polite: true,
-            ..placement(1, 8)
-        };
-        let expected =
-            "mpirun -n 1 --oversubscribe --mca mpi_yield_when_idle 1 --bind-to none trainer train";
-        assert_eq!(line_of(Make::OpenMpi, &polite, false), expected);
-    }
-
-    #[test]
-    fn root_is_allowed_by_both_variables_and_nobody_else_sets_them() {
-        let line = line_of(Make::OpenMpi, &placement(1, 1), true);
-        assert!(
-            line.starts_with("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun"),
-            "{line}"
-        );
-        assert!(!line_of(Make::OpenMpi, &placement(1, 1), false).contains("ROOT"));
-    }
-
-    #[test]
-    fn ranks_spread_evenly_over_hosts_or_as_told() {
-        let even = Placement {
-            hosts: vec!["a".into(), "b".into()],
-            ..placement(4, 2)
-        };
-        assert!(line_of(Make::OpenMpi, &even, false).contains("--host a:2,b:2 --bind-to core"));
-        let given = Placement {
-            hosts: vec!["a:1".into(), "b:2".into()],
-            ..placement(3, 2)
-        };
-        assert!(line_of(Make::OpenMpi, &given, false).contains("--host a:1,b:2"));
-        let uneven = Placement { ranks: 3, ..even };
+    fn ranks_are_bound_to_cores_where_they_fit() {
+        for (ranks, cores, threads, hosts, open_mpi, mpich) in [
+            (2, 2, None, &[][..], "--bind-to core", "-bind-to core"),
+            (
+                3,
+                2,
+                None,
+                &[],
+                "--oversubscribe --bind-to none",
+                "-bind-to none",
+            ),
+            // A rank with several cores finds its share unbound.
+            (2, 9, None, &[], "--bind-to none", "-bind-to none"),
+            (2, 3, None, &[], "--bind-to core", "-bind-to core"),
+            (
+                2,
+                8,
+                Some(2),
+                &[],
+                "--map-by slot:PE=2 --bind-to core",
+                "-bind-to core:2",
+            ),
+            (2, 3, Some(2), &[], "--bind-to none", "-bind-to none"),
+            (
+                4,
+                2,
+                None,
+                &["a", "b"],
+                "--host a:2,b:2 --bind-to core",
+                "-hosts a,b -bind-to core",
+            ),
+            (
+                3,
+                2,
+                None,
+                &["a:1", "b:2"],
+                "--host a:1,b:2 --bind-to core",
+                "-hosts a:1,b:2 -bind-to core",
+            ),
+        ] {
+            let mut placement = placement(ranks, cores, threads, hosts);
+            assert_eq!(placement.open_mpi_options().unwrap().join(" "), open_mpi);
+            let hydra = [placement.hydra_hosts(), placement.hydra_binding().to_vec()].concat();
+            assert_eq!(hydra.join(" "), mpich);
+            placement.is_polite = true;
+            let polite = placement.open_mpi_options().unwrap().join(" ");
+            let expected = "--oversubscribe --mca mpi_yield_when_idle 1 --bind-to none";
+            assert!(polite.ends_with(expected), "{polite}");
+        }
+        let uneven = placement(3, 2, None, &["a", "b"]);
         assert_eq!(uneven.open_mpi_options().unwrap_err().exit_code(), 2);
+        let other = mpirun(Make::Other);
+        let words = ["train".to_owned()];
+        let command = other.command(&uneven, Path::new("trainer"), &words);
+        let expected = "mpirun -n 3 -hosts a,b trainer train";
+        assert_eq!(process::shown(&command.unwrap()), expected);
+    }
+
+    #[test]
+    fn only_restrictions_are_worked_around_and_hosts_need_a_remote_shell() {
+        let line = |restrictions: &Restrictions, has_hosts: bool| {
+            let mut command = Command::new("mpirun");
+            restrictions.work_around(&mut command, has_hosts);
+            process::shown(&command)
+        };
+        assert_eq!(line(&Restrictions::default(), false), "mpirun");
+        let bare = Restrictions {
+            is_root: true,
+            lacks_remote_shell: true,
+            lacks_home: true,
+            temporary: Some("/dev/shm".into()),
+        };
+        let variables = "HOME=/ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 TMPDIR=/dev/shm mpirun";
+        assert_eq!(line(&bare, true), variables);
+        assert!(line(&bare, false).starts_with(&format!("{variables} --mca plm ")));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_writable_has_the_first_fallback_that_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let denied = Path::new("/proc");
+        let also_denied = Path::new("/no/such");
+        assert_eq!(fallback(folder.path(), &[denied]), None);
+        assert_eq!(
+            fallback(denied, &[also_denied, folder.path()]),
+            Some(folder.path().to_owned())
+        );
+        assert_eq!(fallback(denied, &[also_denied]), None);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn emulated_hosts_are_reached_by_their_agent_and_only_by_open_mpi() {
         let of = |make| {
             let hosts = ["h1".to_owned(), "h2".to_owned()];
-            Mpirun::of(make).over_emulated_hosts(
+            mpirun(make).over_emulated_hosts(
                 &hosts,
                 3,
                 Path::new("/agent"),
@@ -465,58 +499,33 @@ mod tests {
             line.contains("plm_rsh_agent /agent") && line.ends_with(" t"),
             "{line}"
         );
-        assert!(
-            of(Make::Other)
-                .unwrap_err()
-                .to_string()
-                .contains("need Open MPI")
-        );
+        let refusal = of(Make::Other).unwrap_err().to_string();
+        assert!(refusal.contains("need Open MPI"), "{refusal}");
     }
 
     #[test]
-    fn mpich_is_bound_by_its_own_options() {
-        assert_eq!(
-            line_of(Make::Mpich, &placement(2, 2), true),
-            "mpirun -n 2 -bind-to core trainer train"
-        );
-        let roomy = Placement {
-            threads: Some(2),
-            ..placement(2, 8)
-        };
-        assert!(line_of(Make::Mpich, &roomy, false).contains("-n 2 -bind-to core:2 "));
-        let polite = Placement {
-            is_polite: true,
-            ..placement(3, 2)
-        };
-        assert!(line_of(Make::Mpich, &polite, false).contains("-n 3 -bind-to none "));
-    }
-
-    #[test]
-    fn whose_a_launcher_is_stands_in_its_answer() {
-        let of = |answer: &str| made_by(answer).unwrap();
-        assert_eq!(
-            of("mpirun (Open MPI) 4.1.4\n\nReport bugs to").0,
-            Make::OpenMpi
-        );
-        assert_eq!(of("mpirun.openmpi (OpenRTE) 4.1.4\n").0, Make::OpenMpi);
+    fn the_make_of_a_launcher_is_in_its_answer() {
         let hydra = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: x\n";
-        assert_eq!(of(hydra), (Make::Mpich, "MPICH 4.0.2".to_owned()));
-        assert_eq!(
-            of("Intel(R) MPI Library for Linux* OS, Version 2021.8\n").0,
-            Make::Other
-        );
+        for (answer, make, version) in [
+            (
+                "mpirun (Open MPI) 4.1.4\n\nReport bugs to",
+                Make::OpenMpi,
+                "mpirun (Open MPI) 4.1.4",
+            ),
+            (
+                "mpirun.openmpi (OpenRTE) 4.1.4\n",
+                Make::OpenMpi,
+                "mpirun.openmpi (OpenRTE) 4.1.4",
+            ),
+            (hydra, Make::Mpich, "MPICH 4.0.2"),
+            (
+                "Intel(R) MPI Library for Linux* OS, Version 2021.8\n",
+                Make::Other,
+                "Intel(R) MPI Library for Linux* OS, Version 2021.8",
+            ),
+        ] {
+            assert_eq!(made_by(answer), Some((make, version.to_owned())));
+        }
         assert_eq!(made_by(""), None);
-    }
-
-    #[test]
-    fn another_make_gets_no_option_of_open_mpi() {
-        let hosts = Placement {
-            hosts: vec!["a".into(), "b".into()],
-            ..placement(4, 1)
-        };
-        assert_eq!(
-            line_of(Make::Other, &hosts, true),
-            "mpirun -n 4 -hosts a,b trainer train"
-        );
     }
 }

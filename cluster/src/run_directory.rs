@@ -4,6 +4,7 @@
 //! Invariant: `train` always gets its directory and `--resume`, so that a second start continues
 //! the first. Other commands of the trainer get their words unchanged.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -39,19 +40,16 @@ impl PlacedCommand {
                     .to_owned(),
             ));
         };
-        let (chosen, words) = if command == "train" {
-            without_directory(rest)?
-        } else {
-            (None, rest.to_owned())
-        };
         let name = match name {
             Some(name) => checked_name(name)?.to_owned(),
             None => format!("{command}-{}", now()?),
         };
-        let chosen = match chosen {
-            None if command == "train" => directory_of_config(&words)?,
-            chosen => chosen,
-        };
+        let mut chosen = None;
+        let mut words = rest.to_owned();
+        if command == "train" {
+            (chosen, words) = without_directory(rest)?;
+            chosen = chosen.map_or_else(|| directory_of_config(&words), |named| Ok(Some(named)))?;
+        }
         let directory = chosen.map_or_else(|| Path::new("runs").join(&name), PathBuf::from);
         let directory = std::path::absolute(&directory)
             .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
@@ -100,32 +98,25 @@ pub fn fresh(directory: &Path) -> Outcome {
 
 /// Splits `--output-dir` and `--resume` from the words of `train`.
 fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)> {
-    let mut chosen = None;
+    let mut named = Vec::new();
     let mut others = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
-        let value = match word.split_once('=') {
-            Some(("--output-dir", value)) => Some(value.to_owned()),
-            _ if word == "--output-dir" => Some(words.next().cloned().unwrap_or_default()),
-            _ => None,
-        };
-        match value {
-            Some(value) if value.is_empty() => {
-                return Err(Failure::Usage(
-                    "--output-dir names no directory: write --output-dir DIR".to_owned(),
-                ));
-            }
-            Some(value) if chosen.is_none() => chosen = Some(value),
-            Some(_) => {
-                return Err(Failure::Usage(
-                    "--output-dir is given twice: keep one".to_owned(),
-                ));
-            }
-            None if word == "--resume" => {}
-            None => others.push(word.clone()),
+        match word.split_once('=') {
+            Some(("--output-dir", value)) => named.push(value.to_owned()),
+            _ if word == "--output-dir" => named.push(words.next().cloned().unwrap_or_default()),
+            _ if word == "--resume" => {}
+            _ => others.push(word.clone()),
         }
     }
-    Ok((chosen, others))
+    let first = named.first().cloned();
+    if named.len() > 1 || first.as_deref() == Some("") {
+        return Err(Failure::Usage(format!(
+            "--output-dir: expected one directory, got `{}`",
+            named.join(" ")
+        )));
+    }
+    Ok((first, others))
 }
 
 /// Returns the directory in the file of `--config`.
@@ -135,33 +126,25 @@ fn directory_of_config(words: &[String]) -> Outcome<Option<String>> {
     else {
         return Ok(None);
     };
-    let failed = |error: String| {
+    let failed = |error: &dyn fmt::Display| {
         Failure::Usage(format!(
             "--config {file}: expected a run's options, which may name its directory: {error}; correct it, or name the directory by --output-dir"
         ))
     };
     // A pipe can be read once, by the trainer.
-    if fs::metadata(file)
-        .map_err(|error| failed(error.to_string()))?
-        .file_type()
-        .is_fifo()
-    {
+    let found = fs::metadata(file).map_err(|error| failed(&error))?;
+    if found.file_type().is_fifo() {
         return Ok(None);
     }
-    let text = fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
+    let text = fs::read_to_string(file).map_err(|error| failed(&error))?;
     let table: toml::Table = text
         .parse()
-        .map_err(|error: toml::de::Error| failed(error.message().to_owned()))?;
-    let named = table
-        .get("run")
-        .and_then(|run| run.get("output-dir"))
-        .and_then(|named| named.as_str());
-    if named == Some("") {
-        return Err(failed(
-            "output-dir: expected a path, got an empty one".to_owned(),
-        ));
+        .map_err(|error: toml::de::Error| failed(&error.message()))?;
+    let named = table.get("run").and_then(|run| run.get("output-dir"));
+    match named.and_then(|named| named.as_str()) {
+        Some("") => Err(failed(&"output-dir is empty")),
+        named => Ok(named.map(str::to_owned)),
     }
-    Ok(named.map(str::to_owned))
 }
 
 /// Checks a name for file names, scripts and tables.
@@ -195,72 +178,43 @@ mod tests {
     }
 
     #[test]
-    fn the_trainers_own_directory_wins_in_both_notations() {
-        for line in [
-            "train --output-dir /d/x --epochs 3",
-            "train --epochs 3 --output-dir=/d/x --resume",
-        ] {
-            let job = read(line, Some("night")).unwrap();
-            assert_eq!(
-                (job.directory.as_path(), job.name.as_str()),
-                (Path::new("/d/x"), "night")
-            );
-            assert_eq!(job.words, ["--epochs", "3"]);
-        }
-    }
-
-    #[test]
-    fn the_directory_of_the_configuration_counts_where_the_command_line_names_none() {
+    fn a_run_is_in_the_directory_of_its_flag_its_configuration_or_its_name() {
         let folder = tempfile::tempdir().unwrap();
-        let [named, plain, broken, nameless, pipe] = [
-            "named.toml",
-            "plain.toml",
-            "broken.toml",
-            "nameless.toml",
-            "pipe",
-        ]
-        .map(|name| folder.path().join(name));
-        write(&named, "[run]\nseed = 1\noutput-dir = \"d/x\"\n").unwrap();
-        write(&plain, "[run]\nseed = 1\n").unwrap();
-        write(&broken, "[run\n").unwrap();
-        let of = |words: &str| read(words, Some("night")).map(|job| job.directory);
+        let file = |name: &str, text: &str| {
+            let file = folder.path().join(name);
+            write(&file, text).unwrap();
+            file.display().to_string()
+        };
+        let named = file("named.toml", "[run]\nseed = 1\noutput-dir = \"d/x\"\n");
+        let plain = file("plain.toml", "[run]\nseed = 1\n");
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
         let here = std::env::current_dir().unwrap();
-        for line in [
-            format!("train --config {}", named.display()),
-            format!("train --config={} --epochs 3", named.display()),
+        for (line, directory) in [
+            ("train".to_owned(), "runs/night"),
+            ("train --output-dir /d/y --epochs 3".to_owned(), "/d/y"),
+            (
+                "train --epochs 3 --output-dir=/d/y --resume".to_owned(),
+                "/d/y",
+            ),
+            (format!("train --config {named}"), "d/x"),
+            (format!("train --config={named} --epochs 3"), "d/x"),
+            (format!("train --config {named} --output-dir /d/y"), "/d/y"),
+            (format!("train --config {plain}"), "runs/night"),
+            // A pipe is for the trainer to read, and each task of an array has its own file.
+            (format!("train --config {}", pipe.display()), "runs/night"),
+            ("train --config c{task}.toml".to_owned(), "runs/night"),
         ] {
-            assert_eq!(of(&line).unwrap(), here.join("d/x"), "{line}");
-            assert_eq!(
-                of(&format!("{line} --output-dir /d/y")).unwrap(),
-                Path::new("/d/y"),
-                "a flag wins"
-            );
+            let job = read(&line, Some("night")).unwrap();
+            assert_eq!(job.directory, here.join(directory), "{line}");
+            let is_kept = |word: &String| word.starts_with("--output-dir") || word == "--resume";
+            assert!(!job.words.iter().any(is_kept), "{line}");
         }
-        assert_eq!(
-            of(&format!("train --config {}", plain.display())).unwrap(),
-            here.join("runs/night")
-        );
-        assert!(
-            std::process::Command::new("mkfifo")
-                .arg(&pipe)
-                .status()
-                .unwrap()
-                .success()
-        );
-        let piped = of(&format!("train --config {}", pipe.display())).unwrap();
-        assert_eq!(
-            piped,
-            here.join("runs/night"),
-            "a pipe is for the trainer to read"
-        );
-        assert_eq!(
-            of("train --config c{task}.toml").unwrap(),
-            here.join("runs/night"),
-            "each task has its own"
-        );
-        write(&nameless, "[run]\noutput-dir = \"\"\n").unwrap();
-        for file in [broken, nameless, folder.path().join("none.toml")] {
-            let failure = of(&format!("train --config {}", file.display())).unwrap_err();
+        let broken = file("broken.toml", "[run\n");
+        let nameless = file("nameless.toml", "[run]\noutput-dir = \"\"\n");
+        for file in [&broken, &nameless, "none.toml"] {
+            let failure = read(&format!("train --config {file}"), Some("night")).unwrap_err();
             assert!(
                 failure.exit_code() == 2 && failure.to_string().contains("or name the directory"),
                 "{failure}"
@@ -269,45 +223,28 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_directory_is_placed_by_its_name() {
-        let job = read("train", Some("night")).unwrap();
-        assert_eq!(
-            job.directory,
-            std::env::current_dir().unwrap().join("runs/night")
-        );
-    }
-
-    #[test]
-    fn a_run_without_a_name_is_called_by_its_command_and_the_time() {
-        let job = read("bench --steps 3", None).unwrap();
+    fn a_run_without_a_name_has_the_name_of_its_command_and_the_time() {
+        let job = read("bench --resume --output-dir x", None).unwrap();
         let time = job.name.strip_prefix("bench-").unwrap();
         assert!(
             time.len() == 15 && time.chars().all(|c| c.is_ascii_digit() || c == '-'),
             "{time}"
         );
         assert!(job.directory.ends_with(Path::new("runs").join(&job.name)));
-    }
-
-    #[test]
-    fn words_of_other_commands_are_left_alone() {
-        let job = read("eval --resume --output-dir x", Some("e")).unwrap();
         assert_eq!(job.words, ["--resume", "--output-dir", "x"]);
-        assert!(
-            job.check_only_for_training("--restarts", true)
-                .unwrap_err()
-                .to_string()
-                .contains("`eval` has none")
-        );
-        job.check_only_for_training("--restarts", false).unwrap();
     }
 
     #[test]
-    fn what_names_no_run_is_refused() {
+    fn words_without_a_run_are_refused() {
         for (line, name, expected) in [
             ("", None, "nothing to start"),
             ("--epochs 3", None, "comes first"),
-            ("train --output-dir", None, "names no directory"),
-            ("train --output-dir a --output-dir=b", None, "given twice"),
+            ("train --output-dir", None, "expected one directory"),
+            (
+                "train --output-dir a --output-dir=b",
+                None,
+                "expected one directory, got `a b`",
+            ),
             ("train", Some("a b"), "got `a b`"),
             ("train", Some("../x"), "got `../x`"),
         ] {

@@ -38,7 +38,7 @@ impl MpiChoice {
         };
         let variables = [
             ("MPICC", choice.compiler.as_os_str()),
-            ("MPIRUN", choice.mpirun.program().as_os_str()),
+            ("MPIRUN", choice.mpirun.program.as_os_str()),
             ("CARGO_TARGET_DIR", choice.folder.as_os_str()),
         ];
         let shown = variables.map(|(name, value)| format!("{name}={}", process::quoted(value)));
@@ -100,7 +100,7 @@ fn find(name: &str, make: Make) -> Option<Choice> {
     let mut launchers = find("MPIRUN", "mpirun").filter_map(Mpirun::at);
     Some(Choice {
         compiler: compilers.find(|compiler| make_of(compiler) == Some(make))?,
-        mpirun: launchers.find(|found| found.make() == make)?,
+        mpirun: launchers.find(|found| found.make == make)?,
         folder: cargo::target_folder().join(name),
     })
 }

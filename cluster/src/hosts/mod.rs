@@ -119,9 +119,8 @@ fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
     let Some((program, words)) = words.split_first() else {
         return Ok(());
     };
-    let mpirun = Mpirun::find().ok_or_else(|| {
-        Failure::Failed("no mpirun in PATH: install Open MPI, or load its module".to_owned())
-    })?;
+    let mpirun = Mpirun::find();
+    let mpirun = Mpirun::needed(mpirun.as_ref())?;
     let program = probe::program(program).ok_or_else(|| {
         Failure::Usage(format!(
             "`{program}` is not an executable program. Give its path, or a program in PATH."
@@ -134,7 +133,7 @@ fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
             count,
             afterwards: None,
         }
-        .command(&mpirun, ranks.unwrap_or(count), &program, words)?,
+        .command(mpirun, ranks.unwrap_or(count), &program, words)?,
     )
 }
 

@@ -1,4 +1,4 @@
-//! The generated shell, run with programs that stand in for launchers.
+//! The generated shell, run with replacements for launchers.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -13,12 +13,12 @@ use crate::process::send_signal;
 /// Longer than any of these scripts takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A folder with programs, first in PATH, and with what they leave there.
+/// A folder with programs, first in PATH, and with the files that they leave.
 pub(crate) struct Stage {
     pub(crate) folder: PathBuf,
 }
 
-/// A script that runs, and where its output goes.
+/// A script that runs, and the file of its output.
 pub(crate) struct Playing {
     child: Child,
     output: PathBuf,
@@ -55,7 +55,7 @@ impl Stage {
             std::env::var("PATH").unwrap()
         );
         let stream = File::create(output).unwrap();
-        // What is ignored when bash starts, as HUP under nohup, bash cannot trap.
+        // Bash cannot trap a signal that is ignored at its start, as HUP under nohup.
         let child = Command::new("env")
             .args(["--default-signal", "bash"])
             .arg(file)
@@ -89,7 +89,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // What a failed test left is for reading.
+        // The files of a failed test are for reading.
         if !std::thread::panicking() {
             let _ = fs::remove_dir_all(&self.folder);
         }
@@ -101,7 +101,7 @@ impl Playing {
         send_signal(self.child.id(), name).unwrap();
     }
 
-    /// The exit code, absent when a signal ended the script, and what was written.
+    /// Returns the exit code, absent if a signal ended the script, and the output.
     pub(crate) fn end(mut self) -> (Option<i32>, String) {
         let start = Instant::now();
         let status = loop {
@@ -137,85 +137,100 @@ fn script(restarts: usize, launcher: ScriptLauncher) -> String {
     )
 }
 
-/// Plays the loop to its end: exit code, calls, output.
-fn play(name: &str, restarts: usize, course: &str) -> (Option<i32>, usize, String) {
-    let stage = Stage::new(name);
-    stage.program("mpirun", course);
-    let (code, text) = stage
-        .play(
-            &script(restarts, ScriptLauncher::Mpirun),
-            &stage.folder.join("output"),
-        )
-        .end();
-    (code, stage.num_calls("mpirun"), text)
-}
-
+/// A failing program is restarted as often as requested, without a stop or wrong usage.
 #[test]
-fn success_is_the_end() {
-    assert_eq!(play("success", 3, "exit 0"), (Some(0), 1, String::new()));
-    assert_eq!(
-        play("success-once", 0, "exit 0"),
-        (Some(0), 1, String::new())
-    );
-}
-
-#[test]
-fn without_restarts_the_exit_code_is_the_programs() {
-    assert_eq!(play("once", 0, "exit 7"), (Some(7), 1, String::new()));
-}
-
-#[test]
-fn a_failing_program_is_started_again_so_often_and_no_oftener() {
-    let (code, num_calls, text) = play("fails", 2, "exit $((n + 2))");
-    assert_eq!((code, num_calls), (Some(5), 3));
-    assert!(
-        text.contains(
-            "exit code 3: starting again from the last checkpoint, 1 more restarts after this"
+fn the_exit_code_decides_about_restarts() {
+    for (name, restarts, course, code, calls, outputs) in [
+        ("success", 3, "exit 0", 0, 1, &[][..]),
+        ("success-once", 0, "exit 0", 0, 1, &[]),
+        ("once", 0, "exit 7", 7, 1, &[]),
+        (
+            "fails",
+            2,
+            "exit $((n + 2))",
+            5,
+            3,
+            &[
+                "exit code 3: starting again from the last checkpoint, 1 more restarts after this",
+                "exit code 5, and no restart is left",
+            ],
         ),
-        "{text}"
-    );
-    assert!(
-        text.contains("exit code 5, and no restart is left"),
-        "{text}"
-    );
+        (
+            "killed",
+            1,
+            "[ $n = 2 ] || kill -KILL $$",
+            0,
+            2,
+            &["exit code 137: starting again"],
+        ),
+        ("usage", 3, "exit 2", 2, 1, &["the command line is wrong"]),
+    ] {
+        let stage = Stage::new(name);
+        stage.program("mpirun", course);
+        let script = script(restarts, ScriptLauncher::Mpirun);
+        let (found, text) = stage.play(&script, &stage.folder.join("output")).end();
+        assert_eq!((found, stage.num_calls("mpirun")), (Some(code), calls));
+        assert!(outputs.iter().all(|part| text.contains(part)), "{text}");
+        assert!(code != 0 || calls > 1 || text.is_empty(), "{text}");
+    }
 }
 
-#[test]
-fn a_program_that_was_killed_is_started_again() {
-    let (code, num_calls, text) = play("killed", 1, "[ $n = 2 ] || kill -KILL $$");
-    assert_eq!((code, num_calls), (Some(0), 2));
-    assert!(text.contains("exit code 137: starting again"), "{text}");
-}
-
-#[test]
-fn wrong_usage_is_not_tried_again() {
-    let (code, num_calls, text) = play("usage", 3, "exit 2");
-    assert_eq!((code, num_calls), (Some(2), 1));
-    assert!(text.contains("the command line is wrong"), "{text}");
+/// Sends a signal to a started program; returns the exit code and the output after one call.
+fn stopped(stage: &Stage, restarts: usize, signal: &str, program: &str) -> (Option<i32>, String) {
+    stage.program("mpirun", program);
+    let script = script(restarts, ScriptLauncher::Mpirun);
+    let playing = stage.play(&script, &stage.folder.join("output"));
+    stage.await_file("started");
+    playing.signal(signal);
+    let (code, text) = playing.end();
+    assert_eq!(stage.num_calls("mpirun"), 1, "{signal}: {text}");
+    (code, text)
 }
 
 #[test]
 fn the_checkpoint_of_a_stopped_program_is_awaited() {
+    // Ends gracefully on USR1, some time later, and leaves a file.
+    let graceful =
+        format!("trap 'sleep 0.3; touch checkpoint; exit 0' USR1; touch started; {WAIT}");
     for signal in ["TERM", "USR1", "HUP", "USR2", "XCPU"] {
         for restarts in [0, 2] {
             let stage = Stage::new(&format!("stop-{signal}-{restarts}"));
-            // Ends gracefully on USR1, some time later, and writes down that it did.
-            let graceful =
-                format!("trap 'sleep 0.3; touch checkpoint; exit 0' USR1; touch started; {WAIT}");
-            stage.program("mpirun", &graceful);
-            let playing = stage.play(
-                &script(restarts, ScriptLauncher::Mpirun),
-                &stage.folder.join("output"),
-            );
-            stage.await_file("started");
-            playing.signal(signal);
-            let (code, text) = playing.end();
-            assert_eq!(
-                (code, stage.num_calls("mpirun")),
-                (Some(0), 1),
-                "{signal}: {text}"
-            );
+            let (code, text) = stopped(&stage, restarts, signal, &graceful);
+            assert_eq!(code, Some(0), "{signal}: {text}");
             assert!(stage.folder.join("checkpoint").exists(), "{signal}");
+        }
+    }
+}
+
+#[test]
+fn a_program_that_fails_or_loses_a_request_to_stop_is_not_restarted() {
+    // As a launcher whose ranks are not there yet.
+    let loses = "trap 'touch asked; trap \"exit 0\" USR1' USR1; touch started";
+    for (name, program, restarts, code, output) in [
+        (
+            "fails",
+            "trap 'exit 1' USR1; touch started",
+            &[5][..],
+            1,
+            "exit code 1 after a signal; not started again",
+        ),
+        ("loses", loses, &[0, 2], 0, "launch: "),
+        (
+            "deaf",
+            "touch started",
+            &[0, 2],
+            0,
+            "launch: ended by the signal",
+        ),
+    ] {
+        for restarts in restarts {
+            let stage = Stage::new(&format!("{name}-{restarts}"));
+            let program = format!("{program}; {WAIT}; exit 7");
+            let (found, text) = stopped(&stage, *restarts, "TERM", &program);
+            assert_eq!(found, Some(code), "{text}");
+            assert!(text.contains(output), "{text}");
+            let is_asked = stage.folder.join("asked").exists();
+            assert_eq!(is_asked, name == "loses", "{text}");
         }
     }
 }
@@ -238,82 +253,16 @@ fn a_terminal_that_stops_background_output_does_not_stop_the_program() {
 }
 
 #[test]
-fn a_program_that_fails_while_it_stops_is_not_started_again() {
-    let stage = Stage::new("stop-fails");
-    stage.program(
-        "mpirun",
-        &format!("trap 'exit 1' USR1; touch started; {WAIT}"),
-    );
-    let playing = stage.play(
-        &script(5, ScriptLauncher::Mpirun),
-        &stage.folder.join("output"),
-    );
-    stage.await_file("started");
-    playing.signal("TERM");
-    let (code, text) = playing.end();
-    assert_eq!((code, stage.num_calls("mpirun")), (Some(1), 1));
-    assert!(
-        text.contains("exit code 1 after a signal; not started again"),
-        "{text}"
-    );
-}
-
-#[test]
-fn a_program_that_loses_the_first_wish_to_stop_is_asked_again() {
-    for restarts in [0, 2] {
-        let stage = Stage::new(&format!("loses-{restarts}"));
-        // As a launcher whose ranks are not there yet.
-        stage.program(
-            "mpirun",
-            &format!(
-                "trap 'touch asked; trap \"exit 0\" USR1' USR1; touch started; {WAIT}; exit 7"
-            ),
-        );
-        let playing = stage.play(
-            &script(restarts, ScriptLauncher::Mpirun),
-            &stage.folder.join("output"),
-        );
-        stage.await_file("started");
-        playing.signal("TERM");
-        let (code, text) = playing.end();
-        assert_eq!((code, stage.num_calls("mpirun")), (Some(0), 1), "{text}");
-        assert!(
-            stage.folder.join("asked").exists() && text.lines().count() == 1,
-            "{text}"
-        );
-    }
-}
-
-#[test]
-fn a_program_that_a_wish_to_stop_ends_before_it_listens_was_stopped() {
-    for restarts in [0, 2] {
-        let stage = Stage::new(&format!("deaf-{restarts}"));
-        stage.program("mpirun", &format!("touch started; {WAIT}"));
-        let playing = stage.play(
-            &script(restarts, ScriptLauncher::Mpirun),
-            &stage.folder.join("output"),
-        );
-        stage.await_file("started");
-        playing.signal("TERM");
-        let (code, text) = playing.end();
-        assert_eq!((code, stage.num_calls("mpirun")), (Some(0), 1), "{text}");
-        assert!(text.contains("launch: ended by the signal"), "{text}");
-    }
-}
-
-#[test]
 fn a_second_signal_ends_a_program_that_does_not_stop() {
-    for launcher in [ScriptLauncher::Mpirun, ScriptLauncher::None] {
+    // MPICH's mpirun hands TERM to its ranks; any mpirun ends them when it gets INT.
+    for (launcher, trap, expected) in [
+        (ScriptLauncher::Mpirun, "trap 'exit 130' INT;", 130),
+        (ScriptLauncher::None, "", 137),
+    ] {
         let stage = Stage::new(&format!("second-{launcher:?}"));
-        // MPICH's mpirun hands TERM to its ranks; any mpirun ends them when it gets INT.
-        let deafness = if launcher == ScriptLauncher::None {
-            "trap '' TERM;"
-        } else {
-            "trap '' TERM; trap 'exit 130' INT;"
-        };
         stage.program(
             "mpirun",
-            &format!("{deafness} trap 'touch asked' USR1; touch started; {WAIT}"),
+            &format!("trap '' TERM; {trap} trap 'touch asked' USR1; touch started; {WAIT}"),
         );
         let playing = stage.play(&script(5, launcher), &stage.folder.join("output"));
         stage.await_file("started");
@@ -321,16 +270,7 @@ fn a_second_signal_ends_a_program_that_does_not_stop() {
         stage.await_file("asked");
         playing.signal("TERM");
         let (code, text) = playing.end();
-        let expected = if launcher == ScriptLauncher::None {
-            137
-        } else {
-            130
-        };
-        assert_eq!(
-            (code, stage.num_calls("mpirun")),
-            (Some(expected), 1),
-            "{text}"
-        );
+        assert_eq!((code, stage.num_calls("mpirun")), (Some(expected), 1));
         assert!(text.contains("asked again: ending at once"), "{text}");
     }
 }

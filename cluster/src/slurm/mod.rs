@@ -4,7 +4,6 @@
 //! Invariant: a refusal by Slurm is shown in its own words. A cluster needs only `sbatch`,
 //! `squeue`, `scancel` and `scontrol`.
 
-mod array;
 mod cancel;
 mod logs;
 mod queue;
@@ -21,11 +20,11 @@ use crate::failure::{Failure, Outcome};
 use crate::probe;
 use crate::process;
 
-pub(crate) use self::array::TASK;
 use self::cancel::CancelArgs;
 use self::logs::LogsArgs;
 pub use self::queue::{directory_of_run, recorded_job};
 use self::request::SubmitArgs;
+pub(crate) use self::request::TASK;
 pub use self::script::output_name;
 use self::status::StatusArgs;
 pub use self::submit::{check, submit_into};

@@ -3,12 +3,12 @@
 //! In: the flags of `slurm submit`, the words of a command. Out: [`Request`].
 //! Invariant: every value fits on one line of the script, and every flag has an effect.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
 
-use super::array::{Array, TASK};
 use crate::failure::{Failure, Outcome};
 use crate::options;
 use crate::run_directory::PlacedCommand;
@@ -308,6 +308,55 @@ fn seconds(time: &str) -> Option<usize> {
     Some(sum)
 }
 
+/// Placeholder of a task's number in the trainer's words.
+pub(crate) const TASK: &str = "{task}";
+/// Above the default limit of clusters; each task gets a directory.
+const MOST_TASKS: usize = 100_000;
+
+/// A job array.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Array {
+    /// Specification as given.
+    pub(crate) specification: String,
+    pub(crate) tasks: BTreeSet<usize>,
+}
+
+impl Array {
+    fn read(text: &str) -> Result<Self, String> {
+        let expected =
+            "expected tasks such as 0-3, 1,5,7 or 0-30:10, perhaps with %LIMIT at a time";
+        Ok(Array {
+            specification: text.to_owned(),
+            tasks: tasks(text).ok_or(expected)?,
+        })
+    }
+}
+
+/// Reads the tasks as Slurm does.
+///
+/// Source: sbatch(1), `--array`.
+fn tasks(text: &str) -> Option<BTreeSet<usize>> {
+    let (list, limit) = text.split_once('%').unwrap_or((text, "1"));
+    limit.parse::<usize>().ok().filter(|limit| *limit > 0)?;
+    let mut tasks = BTreeSet::new();
+    for part in list.split(',') {
+        let (range, stride) = part.split_once(':').unwrap_or((part, "1"));
+        let stride: usize = stride.parse().ok().filter(|stride| *stride > 0)?;
+        let (first, last) = match range.split_once('-') {
+            None if part != range => return None,
+            None => (range, range),
+            Some(ends) => ends,
+        };
+        let first: usize = first.parse().ok()?;
+        let last: usize = last.parse().ok()?;
+        if last < first || (last - first) / stride >= MOST_TASKS {
+            return None;
+        }
+        tasks.extend((first..=last).step_by(stride));
+    }
+    Some(tasks)
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -318,5 +367,32 @@ pub(super) mod tests {
         Request::read(
             &SubmitArgs::try_parse_from(line).map_err(|error| Failure::Usage(error.to_string()))?,
         )
+    }
+
+    #[test]
+    fn every_notation_of_sbatch_names_its_tasks() {
+        for (text, expected) in [
+            ("0-3", &[0, 1, 2, 3][..]),
+            ("7", &[7]),
+            ("1,5,2", &[1, 2, 5]),
+            ("0-8:4,9%2", &[0, 4, 8, 9]),
+        ] {
+            let tasks = tasks(text).unwrap();
+            assert!(tasks.iter().eq(expected), "{text}: {tasks:?}");
+        }
+        for text in [
+            "",
+            "a",
+            "3-1",
+            "1-",
+            "1:2",
+            "0-4:0",
+            "0-3%0",
+            "0-3%",
+            "1 2",
+            "0-99999999",
+        ] {
+            assert_eq!(tasks(text), None, "{text}");
+        }
     }
 }

@@ -120,7 +120,7 @@ fn machine() -> Machine {
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
             .ok()
             .map(|text| text.trim().to_owned()),
-        mpi: Mpirun::find().map(|mpirun| mpi_name(mpirun.version())),
+        mpi: Mpirun::find().map(|mpirun| mpi_name(&mpirun.version)),
     }
 }
 

@@ -140,7 +140,7 @@ fn one_process_is_expected(suite: &Suite) -> Checked {
         )?;
         let messages = text.lines().filter(|line| line.starts_with("error"));
         // A process that never joined cannot end the others; only Open MPI's launcher does.
-        let most = match suite.mpirun()?.make() {
+        let most = match suite.mpirun()?.make {
             Make::OpenMpi => 1,
             Make::Mpich | Make::Other => 2,
         };

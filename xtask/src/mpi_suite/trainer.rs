@@ -57,7 +57,7 @@ fn launches_without_ssh(suite: &Suite) -> Checked {
     let mut command = run.launch();
     command
         .env("PATH", &programs)
-        .env("MPIRUN", suite.mpirun()?.program())
+        .env("MPIRUN", &suite.mpirun()?.program)
         .env("TMPDIR", "/proc")
         .env_remove("HOME");
     suite.finish(command, "without-ssh")?.expect_success()?;

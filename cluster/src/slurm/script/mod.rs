@@ -17,8 +17,7 @@
 
 use std::path::Path;
 
-use super::array::TASK;
-use super::request::Request;
+use super::request::{Request, TASK};
 use crate::process::quoted;
 use crate::restart::{ScriptLauncher, Start};
 
@@ -51,12 +50,12 @@ pub fn output_name(job: &str) -> String {
 }
 
 fn directives(request: &Request) -> String {
+    let args = &request.args;
     let directory = &request.job.directory;
-    let script = directory.join(FILE);
     let mut text = format!(
         "#!/bin/bash\n\
          # Written by `trainer slurm submit`. To resume the run later: sbatch {}\n\n",
-        quoted(&script)
+        quoted(directory.join(FILE))
     );
     let mut line = |name: &str, value: &str| {
         let line = format!("#SBATCH --{name:<18}{value}");
@@ -64,55 +63,43 @@ fn directives(request: &Request) -> String {
         text.push('\n');
     };
     line("job-name", &request.job.name);
-    line("nodes", &request.args.nodes.to_string());
-    line("ntasks-per-node", &request.args.ntasks_per_node.to_string());
-    if let Some(count) = request.args.cpus_per_task {
+    line("nodes", &args.nodes.to_string());
+    line("ntasks-per-node", &args.ntasks_per_node.to_string());
+    if let Some(count) = args.cpus_per_task {
         line("cpus-per-task", &count.to_string());
     }
-    for (name, value) in request.args.of_sbatch() {
+    for (name, value) in args.of_sbatch() {
         line(name, value);
     }
-    if request.args.exclusive {
+    if args.exclusive {
         line("exclusive", "");
     }
-    if let Some(array) = &request.args.array {
-        line("array", &array.specification);
-    }
-    line(
-        "chdir",
-        &directive_word(&request.working_directory.to_string_lossy()),
-    );
-    let (end, job) = if request.args.array.is_some() {
-        ("-%a", "%A_%a")
-    } else {
-        ("", "%j")
+    let (suffix, job) = match &args.array {
+        Some(array) => {
+            line("array", &array.specification);
+            ("-%a", "%A_%a")
+        }
+        None => ("", "%j"),
     };
-    line(
-        "output",
-        &directive_word(&format!(
-            "{}{end}/{}",
-            directory.display(),
-            output_name(job)
-        )),
+    let folder = request.working_directory.to_string_lossy();
+    line("chdir", &directive_word(&folder));
+    let file = format!("{}{suffix}/{}", directory.display(), output_name(job));
+    line("output", &directive_word(&file));
+    text.push_str(
+        "# A requeued job continues in the same file.\n#SBATCH --open-mode         append\n",
     );
-    text.push_str("# A requeued job continues in the same file.\n");
-    text.push_str("#SBATCH --open-mode         append\n");
-    if request.args.requeue {
-        text.push_str(
-            "# After a preemption, a node's failure, or a stop (see the end of this script).\n",
-        );
-        text.push_str("#SBATCH --requeue\n");
-    } else {
-        text.push_str("#SBATCH --no-requeue\n");
-    }
+    text.push_str(match args.requeue {
+        true => {
+            "# After a preemption, a node's failure, or a stop (see the end of this script).\n#SBATCH --requeue\n"
+        }
+        false => "#SBATCH --no-requeue\n",
+    });
     if request.job.trains() {
-        text.push_str(
-            "# So many seconds before the time limit, or up to a minute earlier, the ranks stop with a checkpoint.\n\
-             # Without `B:` the signal goes to the ranks, not to this script.\n",
-        );
         text.push_str(&format!(
-            "#SBATCH --signal            USR1@{}\n",
-            request.args.warn_s()
+            "# So many seconds before the time limit, or up to a minute earlier, the ranks stop with a checkpoint.\n\
+             # Without `B:` the signal goes to the ranks, not to this script.\n\
+             #SBATCH --signal            USR1@{}\n",
+            args.warn_s()
         ));
     }
     text
@@ -120,17 +107,16 @@ fn directives(request: &Request) -> String {
 
 /// Returns a value in sbatch's quotes if it has blanks; other special characters were refused.
 fn directive_word(value: &str) -> String {
-    if value.contains(|c: char| !c.is_ascii_graphic() || "#;&|<>()$`*?".contains(c)) {
-        format!("\"{value}\"")
-    } else {
-        value.to_owned()
+    match value.contains(|c: char| !c.is_ascii_graphic() || "#;&|<>()$`*?".contains(c)) {
+        true => format!("\"{value}\""),
+        false => value.to_owned(),
     }
 }
 
 fn surroundings(request: &Request) -> String {
-    let mut text = String::new();
+    let args = &request.args;
     let directory = quoted(&request.job.directory);
-    let (job, suffix) = match request.args.array {
+    let (job, suffix) = match args.array {
         // The id without a task would mean all tasks of the array.
         Some(_) => (
             "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID",
@@ -138,56 +124,46 @@ fn surroundings(request: &Request) -> String {
         ),
         None => ("$SLURM_JOB_ID", ""),
     };
-    text.push_str(&format!(
-        "\njob=\"{job}\"\nrun_dir={directory}{suffix}\nmkdir -p \"$run_dir\" || exit 1\n"
-    ));
-    if !request.args.module.is_empty() || !request.args.env.is_empty() {
-        text.push_str(
-            "\n# ---- Environment ---------------------------------------------------------------------------------\n",
-        );
-    }
-    if !request.args.module.is_empty() {
-        text.push_str(
-            "# A batch shell may not know `module` before it has read the system's profile.\n",
-        );
-        text.push_str("command -v module >/dev/null || . /etc/profile\n");
+    let mut text =
+        format!("\njob=\"{job}\"\nrun_dir={directory}{suffix}\nmkdir -p \"$run_dir\" || exit 1\n");
+    if !args.module.is_empty() {
+        let modules: Vec<String> = args.module.iter().map(quoted).collect();
         text.push_str(&format!(
-            "module load {} || exit 1\n",
-            request
-                .args
-                .module
-                .iter()
-                .map(quoted)
-                .collect::<Vec<_>>()
-                .join(" ")
+            "\n# A batch shell may not know `module` before it has read the system's profile.\n\
+             command -v module >/dev/null || . /etc/profile\n\
+             module load {} || exit 1\n",
+            modules.join(" ")
         ));
     }
-    for (name, value) in &request.args.env {
+    for (name, value) in &args.env {
         text.push_str(&format!("export {name}={}\n", quoted(value)));
     }
-    text.push_str(
-        "\nsay() { echo \"$(date '+%F %T') job $job: $*\"; }\n\
-         \n\
-         # Whether the job has this field, such as `JobState=RUNNING`.\n\
-         slurm_says() { scontrol --oneliner show job \"$job\" | grep -q \" $1 \"; }\n",
-    );
-    if request.args.restarts.is_some() {
-        text.push_str(&format!(
-            "\n# A job that was cancelled, queued again by hand or timed out does not run any more, though this script does.\n\
-             job_runs() {{ slurm_says JobState=RUNNING; }}\n\
-             \n\
-             # The first rank to leave with code 2 makes Slurm end the others, and srun returns the larger code of those;\n\
-             # what it writes about the first is in the output.\n\
-             output=\"$run_dir/{}\"\n\
-             size_before=$(stat -c %s \"$output\" 2>/dev/null || echo 0)\n\
-             usage_was_wrong() {{\n    \
-                 [ \"$code\" = 2 ] || tail -c \"+$((size_before + 1))\" \"$output\" | grep -q '^srun: error: .*Exited with exit code 2$'\n\
-             }}\n",
-            output_name("$job")
-        ));
+    text.push_str(HELPERS);
+    if args.restarts.is_some() {
+        text.push_str(RESTART_HELPERS);
     }
     text
 }
+
+const HELPERS: &str = r#"
+say() { echo "$(date '+%F %T') job $job: $*"; }
+
+# Whether the job has this field, such as `JobState=RUNNING`.
+slurm_says() { scontrol --oneliner show job "$job" | grep -q " $1 "; }
+"#;
+
+const RESTART_HELPERS: &str = r#"
+# A job that was cancelled, queued again by hand or timed out does not run any more, though this script does.
+job_runs() { slurm_says JobState=RUNNING; }
+
+# The first rank to leave with code 2 makes Slurm end the others, and srun returns the larger code of those;
+# what it writes about the first is in the output.
+output="$run_dir/slurm-$job.out"
+size_before=$(stat -c %s "$output" 2>/dev/null || echo 0)
+usage_was_wrong() {
+    [ "$code" = 2 ] || tail -c "+$((size_before + 1))" "$output" | grep -q '^srun: error: .*Exited with exit code 2$'
+}
+"#;
 
 /// Returns the line of srun, continued over several lines.
 fn command(request: &Request, trainer: &Path) -> String {
@@ -202,11 +178,7 @@ fn command(request: &Request, trainer: &Path) -> String {
     }
     let mut lines = vec![srun];
     if let Some(image) = &request.args.container {
-        let gpus = if request.args.gpus_per_task.is_some() {
-            " --nv"
-        } else {
-            ""
-        };
+        let gpus = request.args.gpus_per_task.as_ref().map_or("", |_| " --nv");
         lines.push(format!(
             "apptainer exec{gpus} --bind \"$PWD\",\"$run_dir\" {}",
             quoted(image)
@@ -227,55 +199,52 @@ fn command(request: &Request, trainer: &Path) -> String {
 
 /// Returns a word for bash, with the task's number in place of the placeholder.
 fn with_task(word: &str) -> String {
-    let literal = |part: &str| {
-        if part.is_empty() {
-            String::new()
-        } else {
-            quoted(part)
-        }
+    let part = |part: &str| match part.is_empty() {
+        true => String::new(),
+        false => quoted(part),
     };
-    if !word.contains(TASK) {
-        return quoted(word);
+    let parts: Vec<String> = word.split(TASK).map(part).collect();
+    match parts.len() {
+        1 => quoted(word),
+        _ => parts.join("\"$SLURM_ARRAY_TASK_ID\""),
     }
-    word.split(TASK)
-        .map(literal)
-        .collect::<Vec<_>>()
-        .join("\"$SLURM_ARRAY_TASK_ID\"")
 }
 
 fn ending(request: &Request) -> String {
-    if !request.job.trains() {
-        return "\nexit \"$code\"\n".to_owned();
-    }
-    let head = "
+    let ending = match (request.job.trains(), request.args.requeue) {
+        (false, _) => String::new(),
+        (true, false) => [WAS_STOPPED, STOPPED].concat(),
+        (true, true) => [WAS_STOPPED, REQUEUED].concat(),
+    };
+    format!("{ending}\nexit \"$code\"\n")
+}
+
+const WAS_STOPPED: &str = r#"
 # ---- The end -------------------------------------------------------------------------------------
 # Stopped by a signal before its last epoch, or before it was started.
 was_stopped() {
-    [ -z \"$program\" ] || grep -q '\"stopped_early\": *true' \"$run_dir/summary.json\"
+    [ -z "$program" ] || grep -q '"stopped_early": *true' "$run_dir/summary.json"
 }
-";
-    let stopped = if request.args.requeue {
-        "
-if [ \"$code\" = 0 ] && was_stopped; then
+"#;
+
+const REQUEUED: &str = r#"
+if [ "$code" = 0 ] && was_stopped; then
     if slurm_says JobState=RUNNING && slurm_says Requeue=1; then
-        say \"stopped before its end: back into the queue, to resume from the checkpoint\"
-        scontrol requeue \"$job\" || { say \"could not be queued again\"; exit 1; }
+        say "stopped before its end: back into the queue, to resume from the checkpoint"
+        scontrol requeue "$job" || { say "could not be queued again"; exit 1; }
         # Were this script to end first, the job would count as complete. Slurm ends the sleep.
         trap - TERM INT HUP USR1 USR2 XCPU
         exec sleep 600
     fi
-    say \"stopped before its end and not queued again from here: Requeue is off, or the job was cancelled or requeued by hand\"
+    say "stopped before its end and not queued again from here: Requeue is off, or the job was cancelled or requeued by hand"
 fi
-"
-    } else {
-        "
-if [ \"$code\" = 0 ] && was_stopped; then
-    say \"stopped before its end; this script submitted again resumes from the checkpoint\"
+"#;
+
+const STOPPED: &str = r#"
+if [ "$code" = 0 ] && was_stopped; then
+    say "stopped before its end; this script submitted again resumes from the checkpoint"
 fi
-"
-    };
-    format!("{head}{stopped}exit \"$code\"\n")
-}
+"#;
 
 #[cfg(test)]
 mod tests;

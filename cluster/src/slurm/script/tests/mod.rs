@@ -8,7 +8,7 @@ use std::process::Command;
 use super::*;
 use crate::failure::Outcome;
 
-/// The request of a command line; words are separated by blanks, `_` stands for a blank inside one.
+/// Reads a request: words are separated by blanks, and `_` is a blank inside a word.
 fn read(line: &str) -> Outcome<Request> {
     let words: Vec<String> = line.split(' ').map(|word| word.replace('_', " ")).collect();
     crate::slurm::request::tests::read(&words)
@@ -20,38 +20,29 @@ fn script_of(line: &str) -> String {
         .args(["-n", "-c", &text])
         .output()
         .unwrap();
-    assert!(
-        checked.status.success(),
-        "{}\n{text}",
-        String::from_utf8_lossy(&checked.stderr)
-    );
+    let error = String::from_utf8_lossy(&checked.stderr);
+    assert!(checked.status.success(), "{error}\n{text}");
     text
 }
 
-fn refusal(line: &str) -> String {
-    let failure = read(line).unwrap_err();
-    assert_eq!(failure.exit_code(), 2, "{failure}");
-    failure.to_string()
-}
-
-fn assert_lines(text: &str, lines: &[&str]) {
+/// Expects these lines in the script of a request, and none of the texts in it.
+fn expect(line: &str, lines: &[&str], absent: &[&str]) {
+    let text = script_of(line);
     for line in lines {
-        assert!(
-            text.lines().any(|found| found.trim() == *line),
-            "no line `{line}` in:\n{text}"
-        );
+        let is_there = text.lines().any(|found| found.trim() == *line);
+        assert!(is_there, "no line `{line}` in:\n{text}");
+    }
+    for absent in absent {
+        assert!(!text.contains(absent), "{absent} in:\n{text}");
     }
 }
 
 #[test]
-fn every_resource_is_asked_for_on_a_line_of_its_own() {
-    let text = script_of(
+fn every_resource_has_a_line() {
+    expect(
         "--nodes 2 --ntasks-per-node 8 --cpus-per-task 4 --gpus-per-task 1 --mem 32G --time 1-00:00:00 --partition p \
          --account a --qos q --constraint c&d --exclusive --dependency afterok:3 --name night --requeue --warn-seconds 300 \
          -- train --output-dir /d/run --epochs 3",
-    );
-    assert_lines(
-        &text,
         &[
             "#SBATCH --job-name          night",
             "#SBATCH --nodes             2",
@@ -74,77 +65,59 @@ fn every_resource_is_asked_for_on_a_line_of_its_own() {
             "/opt/trainer train --epochs 3 \\",
             "--output-dir \"$run_dir\" --resume </dev/null &",
         ],
+        &[],
     );
 }
 
 #[test]
-fn the_plain_script_is_short() {
-    let text = script_of("--ntasks-per-node 1 --name plain -- train");
-    assert_lines(
-        &text,
+fn a_script_has_only_the_requested_parts() {
+    expect(
+        "--ntasks-per-node 1 --name plain -- train",
         &[
             "#SBATCH --no-requeue",
             "#SBATCH --signal            USR1@120",
         ],
+        &[
+            "scontrol requeue",
+            "restarts_left",
+            "module",
+            "--array",
+            "apptainer",
+        ],
     );
-    for absent in [
-        "scontrol requeue",
-        "restarts_left",
-        "module",
-        "--array",
-        "apptainer",
-    ] {
-        assert!(!text.contains(absent), "{absent} in:\n{text}");
-    }
+    expect(
+        "--ntasks-per-node 2 --name b -- bench --steps 3",
+        &["/opt/trainer bench --steps 3 </dev/null &"],
+        &["--resume", "--signal", "summary.json", "#SBATCH --requeue"],
+    );
 }
 
 #[test]
-fn other_commands_get_their_own_words_alone() {
-    let text = script_of("--ntasks-per-node 2 --name b -- bench --steps 3");
-    assert_lines(&text, &["/opt/trainer bench --steps 3 </dev/null &"]);
-    for absent in ["--resume", "--signal", "summary.json", "#SBATCH --requeue"] {
-        assert!(!text.contains(absent), "{absent} in:\n{text}");
-    }
-    for flag in ["--requeue", "--restarts 2", "--warn-seconds 9"] {
-        assert!(
-            refusal(&format!("--ntasks-per-node 2 {flag} -- bench")).contains("`bench` has none")
-        );
-    }
-}
-
-#[test]
-fn odd_words_reach_the_trainer_as_they_are() {
-    let text = script_of(
+fn special_characters_reach_the_trainer_srun_module_and_sbatch_unchanged() {
+    expect(
         "--ntasks-per-node 1 --name odd --env A=$HOME,B=it's -- train --data-dir a_b --note it's_\"$(x)\"",
-    );
-    assert_lines(
-        &text,
         &[
             "export A='$HOME'",
             r"export B='it'\''s'",
             r#"/opt/trainer train --data-dir 'a b' --note 'it'\''s "$(x)"' \"#,
         ],
+        &[],
     );
-}
-
-#[test]
-fn what_means_something_to_a_shell_reaches_srun_and_module_as_it_is() {
-    let text = script_of(
+    expect(
         "--ntasks-per-node 1 --name q --cpu-bind cores&touch --mpi a|b --module gcc/12,x(1) -- bench --steps 3",
+        &[
+            "srun --mpi='a|b' --kill-on-bad-exit=1 --cpu-bind='cores&touch' \\",
+            "module load gcc/12 'x(1)' || exit 1",
+        ],
+        &[],
     );
-    let srun = "srun --mpi='a|b' --kill-on-bad-exit=1 --cpu-bind='cores&touch' \\";
-    assert_lines(&text, &[srun, "module load gcc/12 'x(1)' || exit 1"]);
-}
-
-#[test]
-fn a_directory_with_blanks_is_quoted_for_sbatch_and_for_bash() {
-    let text = script_of("--ntasks-per-node 1 -- train --output-dir /d/a_b");
-    assert_lines(
-        &text,
+    expect(
+        "--ntasks-per-node 1 -- train --output-dir /d/a_b",
         &[
             "#SBATCH --output            \"/d/a b/slurm-%j.out\"",
             "run_dir='/d/a b'",
         ],
+        &[],
     );
 }
 
@@ -155,55 +128,53 @@ fn modules_and_a_container_surround_the_trainer() {
     let line = format!(
         "--ntasks-per-node 1 --gpus-per-task 1 --name c --module gcc/12,openmpi/4 --container {image} -- train --output-dir /d/c"
     );
-    let text = script_of(&line);
     let apptainer = format!(
         "apptainer exec --nv --bind \"$PWD\",\"$run_dir\" {} \\",
         image.trim_end_matches('/')
     );
-    assert_lines(
-        &text,
-        &["module load gcc/12 openmpi/4 || exit 1", &apptainer],
-    );
-    assert!(
-        text.find("trap ask_to_stop") < text.find("module load"),
-        "a signal may come meanwhile:\n{text}"
-    );
+    let module = "module load gcc/12 openmpi/4 || exit 1";
+    expect(&line, &[module, &apptainer], &[]);
+    let text = script_of(&line);
+    // A signal may come meanwhile.
+    assert!(text.find("trap ask_to_stop") < text.find("module load"));
 }
 
 #[test]
 fn every_task_of_an_array_has_its_directory_and_its_number() {
     let line = "--ntasks-per-node 1 --name sweep --array 0-3 --requeue --restarts 1 -- train --seed {task} --note=a_{task}.{task}";
-    let text = script_of(line);
     let runs = std::env::current_dir().unwrap().join("runs/sweep");
-    assert_lines(
-        &text,
+    let runs = runs.display();
+    expect(
+        line,
         &[
             "#SBATCH --array             0-3",
-            &format!(
-                "#SBATCH --output            {}-%a/slurm-%A_%a.out",
-                runs.display()
-            ),
+            &format!("#SBATCH --output            {runs}-%a/slurm-%A_%a.out"),
             "job=\"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID\"",
-            &format!("run_dir={}-\"$SLURM_ARRAY_TASK_ID\"", runs.display()),
+            &format!("run_dir={runs}-\"$SLURM_ARRAY_TASK_ID\""),
             "/opt/trainer train --seed \"$SLURM_ARRAY_TASK_ID\" '--note=a '\"$SLURM_ARRAY_TASK_ID\".\"$SLURM_ARRAY_TASK_ID\" \\",
             "scontrol requeue \"$job\" || { say \"could not be queued again\"; exit 1; }",
         ],
+        &[],
     );
-    let directories: Vec<PathBuf> = read(line)
-        .unwrap()
-        .directories()
-        .into_iter()
-        .map(|(_, path)| path)
-        .collect();
-    assert_eq!(directories.len(), 4);
-    assert!(directories[3].ends_with("runs/sweep-3"));
+    let directories = read(line).unwrap().directories();
+    let expected = PathBuf::from(format!("{runs}-3"));
+    assert_eq!((directories.len(), &directories[3].1), (4, &expected));
 }
 
 #[test]
-fn what_slurm_would_misunderstand_is_refused() {
+fn requests_that_slurm_would_misunderstand_are_refused() {
     for (line, expected) in [
         ("--nodes 2 -- train", "--ntasks-per-node <N>"),
         ("--ntasks-per-node 1", "<COMMAND>"),
+        ("--ntasks-per-node 1 --requeue -- bench", "`bench` has none"),
+        (
+            "--ntasks-per-node 1 --restarts 2 -- bench",
+            "`bench` has none",
+        ),
+        (
+            "--ntasks-per-node 1 --warn-seconds 9 -- bench",
+            "`bench` has none",
+        ),
         (
             "--ntasks-per-node 1 --partition a_b -- train",
             "expected one word",
@@ -214,10 +185,6 @@ fn what_slurm_would_misunderstand_is_refused() {
         ),
         ("--ntasks-per-node 1 --env 1A=2 -- train", "'1A=2'"),
         ("--ntasks-per-node 1 --time soon -- train", "got `soon`"),
-        (
-            "--ntasks-per-node 1 --time 00:02:00 -- train",
-            "nothing would be trained",
-        ),
         (
             "--ntasks-per-node 1 --time 999999999999999999-0 -- train",
             "got `999999999999999999-0`",
@@ -238,21 +205,31 @@ fn what_slurm_would_misunderstand_is_refused() {
         ("--ntasks-per-node 1 -- train --output-dir a\"b", "misread"),
         ("--ntasks-per-node 1 -- train --output-dir a,b", "misread"),
     ] {
-        let got = refusal(line);
-        assert!(got.contains(expected), "{line}: {got}");
+        let failure = read(line).unwrap_err();
+        let text = failure.to_string();
+        assert_eq!(failure.exit_code(), 2, "{text}");
+        assert!(text.contains(expected), "{line}: {text}");
     }
 }
 
 #[test]
-fn a_warning_needs_room_in_every_notation_of_time() {
-    for time in ["4", "3:01", "00:03:01", "0-1", "1-0:1", "1-00:00:00"] {
-        read(&format!("--ntasks-per-node 1 --time {time} -- train")).unwrap();
+fn a_warning_needs_time_in_every_notation() {
+    for (time, is_enough) in [
+        ("4", true),
+        ("3:01", true),
+        ("00:03:01", true),
+        ("0-1", true),
+        ("1-0:1", true),
+        ("1-00:00:00", true),
+        ("3 --warn-seconds 60", true),
+        ("3", false),
+        ("2:59", false),
+        ("00:03:00", false),
+        ("0-0:3", false),
+    ] {
+        let request = read(&format!("--ntasks-per-node 1 --time {time} -- train"));
+        let refusal = request.err().map(|failure| failure.to_string());
+        assert_eq!(refusal.is_none(), is_enough, "{time}: {refusal:?}");
+        assert!(is_enough || refusal.unwrap().contains("nothing would be trained"));
     }
-    for time in ["3", "2:59", "00:03:00", "0-0:3"] {
-        assert!(
-            refusal(&format!("--ntasks-per-node 1 --time {time} -- train"))
-                .contains("nothing would be trained")
-        );
-    }
-    read("--ntasks-per-node 1 --time 3 --warn-seconds 60 -- train").unwrap();
 }
