@@ -6,7 +6,7 @@ use distributed::watchdog::Phase;
 use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
-use crate::config::{EvalConfig, Family, MeasuredSplit, Split, WeightSource};
+use crate::config::{EvalConfig, Family, WeightSource};
 use crate::measure::gather;
 use crate::model::data::{self, OpenedSplit};
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
@@ -87,10 +87,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
         micro_batch_size: config.batch_size_per_rank,
         loader_threads: config.data.loader_threads,
         input: config.compute.input,
-        loss: F::loss(
-            &config.model.read()?,
-            loss::cross_entropy(0.0, &config.compute),
-        ),
+        loss: F::loss(&config.model.read()?, loss::cross_entropy(&config.compute)),
         metrics: F::metrics(&config.model.read()?, request.num_classes),
         reporter: world.reporter.clone(),
     };
@@ -127,7 +124,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     world
         .reporter
         .evaluation(&format!("{} on {}", saved.name(), samples.name()), &result);
-    if config.json {
+    if args.json {
         world.reporter.json(&result)?;
     }
     world.rank_status.enter(Phase::Ending);
@@ -152,53 +149,27 @@ fn open<F: ModelFamily>(
     classes: Option<&[String]>,
     world: &World,
 ) -> Result<(String, OpenedSplit)> {
-    let communicator = &*world.communicator;
-    let reporter = &world.reporter;
     let mut last: Option<Error> = None;
-    for candidate in &config.candidates {
+    for name in &config.candidates {
         let own = own_data::<F>(&config.model);
-        let opened = match candidate {
-            MeasuredSplit::Named(name) => data::open_split(
-                &config.data,
-                &config.train_split,
-                own,
-                name,
-                classes,
-                communicator,
-                reporter,
+        let communicator = &*world.communicator;
+        let opened = data::open_split(config, own, name, classes, communicator, &world.reporter);
+        let error = match opened {
+            Ok(Some(opened)) => return Ok((name.clone(), opened)),
+            Ok(None) => anyhow!(
+                "--split: --dataset {} has no such split (expected train or test, got {name})",
+                config.data.dataset.kind()
             ),
-            MeasuredSplit::PartOfTrain(kind) => {
-                let splits = data::open(
-                    &config.data,
-                    &config.train_split,
-                    config.seed,
-                    own,
-                    communicator,
-                    reporter,
-                )?;
-                let samples = if *kind == Split::Val {
-                    splits.val
-                } else {
-                    Some(splits.train)
-                };
-                let samples = samples.context("eval: the data set has no val split");
-                samples.map(|samples| OpenedSplit {
-                    samples,
-                    normalization: splits.normalization,
-                })
-            }
+            Err(error) => match error.downcast_ref() {
+                Some(DatasetError::Missing { .. } | DatasetError::Unlabelled { .. }) => error,
+                _ => return Err(error),
+            },
         };
-        match opened {
-            Err(error) if data::is_absent(&error) => {
-                // A split without labels says more than one that is absent.
-                let is_unlabelled = |error: &Error| {
-                    matches!(error.downcast_ref(), Some(DatasetError::Unlabelled { .. }))
-                };
-                if !last.as_ref().is_some_and(is_unlabelled) {
-                    last = Some(error);
-                }
-            }
-            opened => return Ok((candidate.name(), opened?)),
+        // A split without labels says more than one that is absent.
+        let is_unlabelled =
+            |error: &Error| matches!(error.downcast_ref(), Some(DatasetError::Unlabelled { .. }));
+        if !last.as_ref().is_some_and(is_unlabelled) {
+            last = Some(error);
         }
     }
     Err(last.unwrap_or_else(|| anyhow!("eval: there is no split to measure")))

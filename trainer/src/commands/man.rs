@@ -14,7 +14,7 @@ use clap::{Arg, Command};
 use clap_complete::aot;
 use cluster::output::unless_reader_left;
 
-use crate::config::cli::{CliOf, CompletionsArgs, ManArgs, Shell};
+use crate::config::cli::{CliOf, CompletionsArgs, ManArgs};
 use crate::model::family::ModelFamily;
 
 const FLAGS_PAGE: &str = "flags.md";
@@ -24,15 +24,10 @@ const FLAGS_PAGE: &str = "flags.md";
 /// # Errors
 /// If standard output cannot be written.
 pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
-    let shell = match args.shell {
-        Shell::Bash => aot::Shell::Bash,
-        Shell::Zsh => aot::Shell::Zsh,
-        Shell::Fish => aot::Shell::Fish,
-    };
     let mut script = Vec::new();
     let mut definitions = CliOf::<F::Args>::definitions();
     let program = definitions.get_name().to_owned();
-    aot::generate(shell, &mut definitions, program, &mut script);
+    aot::generate(args.shell, &mut definitions, program, &mut script);
     unless_reader_left(io::stdout().write_all(&script)).context("completions: standard output")
 }
 

@@ -10,8 +10,8 @@ use anyhow::Result;
 use distributed::Communicator;
 use records::Environment;
 
-use crate::config::NetbenchConfig;
 use crate::config::cli::NetbenchArgs;
+use crate::config::{NetbenchConfig, file_name};
 use crate::measure::manifest::cpu_model;
 use crate::run::identity;
 use crate::world::ranks::World;
@@ -26,7 +26,8 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let config = NetbenchConfig::resolve(args, world.communicator.world_size())?;
     let watchdog = world.watch(config.timeout)?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
-    if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
+    let output = file_name("--output", args.output.as_ref())?.filter(|_| world.is_root());
+    if let Some(path) = &output {
         records::file::check_replaceable(path)?;
     }
     let environment = environment(&*world.communicator)?;
@@ -39,13 +40,13 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
         &|| world.stop.is_raised(),
         &|lines| reporter.notes(lines),
     )?;
-    if let Some(path) = config.output.as_deref().filter(|_| world.is_root()) {
+    if let Some(path) = &output {
         records::file::replace_json(path, &result)?;
         world
             .reporter
             .note(&format!("written to {}{}", path.display(), hint(path)));
     }
-    if config.json {
+    if args.json {
         world.reporter.json(&result)?;
     }
     world.end_watch(watchdog)

@@ -12,10 +12,7 @@ use serde::Serialize;
 
 use super::bench::print;
 use crate::config::cli::PredictScalingArgs;
-use crate::config::{
-    BenchConfig, Family, NamedNetwork, PredictScalingConfig, ProfileSource, ScalingConfig,
-    ScalingKind,
-};
+use crate::config::{BenchConfig, Family, NamedNetwork, ProfileSource, ScalingConfig, ScalingKind};
 use crate::model::family::ModelFamily;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
@@ -41,28 +38,26 @@ struct All {
 /// Flags contradict each other; there are several ranks; a file cannot be read or written; a step
 /// fails.
 pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
-    let config =
-        PredictScalingConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
-    let published = if config.published {
+    let world_size = world.communicator.world_size();
+    let config = ScalingConfig::resolve(args, &Family::of::<F>(), world_size)?;
+    let published = if args.published {
         simulate::published_answers()?
     } else {
         Vec::new()
     };
-    let predictions = match &config.scaling {
-        Some(scaling) => predict::<F>(scaling, &published, world)?,
+    let predictions = match &config {
+        Some(config) => predict::<F>(config, &published, world)?,
         None => Vec::new(),
     };
-    let measured = match config.measured.is_empty() {
-        true => Vec::new(),
-        false => read_measured(&config.measured, &predictions, |text| {
-            world.reporter.warn(text)
-        })?,
+    let measured = match &args.measured {
+        None => Vec::new(),
+        Some(inputs) => read_measured(inputs, &predictions, |text| world.reporter.warn(text))?,
     };
     world.reporter.notes(&measured_lines(&measured));
-    if config.published {
+    if args.published {
         world.reporter.notes(&published_lines(&published));
     }
-    if config.json {
+    if args.json {
         world.reporter.json(&All {
             predictions,
             measured,

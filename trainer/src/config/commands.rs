@@ -10,13 +10,12 @@ use super::family::Family;
 use super::options;
 use super::predict_scaling::{NamedNetwork, named};
 use super::sync::{SyncConfig, SyncSection, timeout};
-use super::{netbench, shared_settings};
+use super::shared_settings;
 use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
 use crate::config::cli::{BenchArgs, DoctorArgs, ModelSection, TrainSplitArgs};
 use serde::Serialize;
-use simulate::{NetworkError, NetworkModel};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Largest number of simulated ranks.
@@ -228,41 +227,15 @@ pub struct SimulationConfig {
 
 fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError> {
     let Some(network) = &args.simulate_network else {
-        return match args.simulate_ranks {
-            None => Ok(None),
-            Some(_) => Err(no_effect(
-                "--simulate-ranks",
-                "without --simulate-network",
-                "add --simulate-network or remove --simulate-ranks",
-            )),
-        };
+        return Ok(None);
     };
-    let network = named("--simulate-network", network)?;
-    let ranks = args
-        .simulate_ranks
-        .clone()
-        .unwrap_or_else(|| (1..=10).map(|power| 1 << power).collect());
+    let powers = || (1..=10).map(|power| 1 << power).collect();
+    let ranks = args.simulate_ranks.clone().unwrap_or_else(powers);
     simulated_ranks("--simulate-ranks", &ranks)?;
-    Ok(Some(SimulationConfig { network, ranks }))
-}
-
-/// Returns the network that `text` names or describes, or that is in the file `text`.
-pub(super) fn network_model(option: &'static str, text: &str) -> Result<NetworkModel, ConfigError> {
-    if netbench::names_a_measurement(text) {
-        return netbench::measured_network(option, Path::new(text.trim()));
-    }
-    let refuse = |NetworkError { expected, got, .. }: NetworkError| {
-        invalid(
-            option,
-            expected,
-            if got == text {
-                format!("\"{got}\"")
-            } else {
-                format!("\"{got}\" in \"{text}\"")
-            },
-        )
-    };
-    text.parse().map_err(refuse)
+    Ok(Some(SimulationConfig {
+        network: named("--simulate-network", network)?,
+        ranks,
+    }))
 }
 
 /// Refuses numbers of ranks that take too long.

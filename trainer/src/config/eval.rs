@@ -27,25 +27,6 @@ pub enum WeightSource {
     Checkpoint(PathBuf),
 }
 
-/// A split to measure.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MeasuredSplit {
-    /// The split of this name.
-    Named(String),
-    /// A part of the training images, divided by `--val-fraction`.
-    PartOfTrain(Split),
-}
-
-impl MeasuredSplit {
-    /// Returns its name.
-    pub fn name(&self) -> String {
-        match self {
-            Self::Named(name) => name.clone(),
-            Self::PartOfTrain(kind) => kind.to_string(),
-        }
-    }
-}
-
 /// The measurement of `trainer eval`. Model and data set are those of the checkpoint unless typed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -72,13 +53,10 @@ pub struct EvalConfig {
     pub seed: u64,
     /// The split to measure: the first of these that exists and has labels.
     #[serde(skip)]
-    pub candidates: Vec<MeasuredSplit>,
+    pub candidates: Vec<String>,
     /// The parameters.
     #[serde(skip)]
     pub weights: WeightSource,
-    /// True if a JSON line ends the output.
-    #[serde(skip)]
-    pub json: bool,
 }
 
 /// The sections that `eval` shares with `train`, to lay its flags over the options of a run.
@@ -123,20 +101,12 @@ impl EvalConfig {
                 (model, data_like(trained, args)?, trained.run.seed)
             }
         };
-        let named = |name: &str| MeasuredSplit::Named(name.to_owned());
-        let part = |kind| {
-            train_split
-                .val_fraction
-                .map(|_| MeasuredSplit::PartOfTrain(kind))
-        };
-        let train = || part(Split::Train).unwrap_or_else(|| named("train"));
-        let val = || part(Split::Val).unwrap_or_else(|| named(data.eval_split().unwrap_or("val")));
+        let val = data.eval_split().unwrap_or("val");
         let candidates = match (&args.data.eval_split, args.split) {
-            (Some(name), _) => vec![named(name)],
-            (None, Some(Split::Train)) => vec![train()],
-            (None, Some(Split::Val)) => vec![val()],
-            (None, Some(Split::Test)) => vec![named("test")],
-            (None, None) => vec![named("test"), val()],
+            (Some(name), _) => vec![name.clone()],
+            (None, Some(Split::Val)) => vec![val.to_owned()],
+            (None, Some(split)) => vec![split.to_string()],
+            (None, None) => vec!["test".to_owned(), val.to_owned()],
         };
         Ok(Self {
             batch_size_per_rank: args.batch_size_per_rank.unwrap_or(128),
@@ -150,7 +120,6 @@ impl EvalConfig {
             seed,
             candidates,
             weights,
-            json: args.json,
         })
     }
 

@@ -52,15 +52,13 @@ pub use data::{
 };
 pub(crate) use data::{MAX_CLASSES, MAX_IMAGE_SIDE};
 pub use error::{ConfigError, invalid};
-pub use eval::{EvalConfig, MeasuredSplit, WeightSource};
+pub use eval::{EvalConfig, WeightSource};
 pub use family::Family;
 pub(crate) use family::decided;
 pub use netbench::NetbenchConfig;
 pub use optimizer::{AdamConfig, LossChoice, OptimizerChoice, OptimizerSection, SgdConfig};
 pub(crate) use options::in_range;
-pub use predict_scaling::{
-    NamedNetwork, NetworkSource, PredictScalingConfig, ProfileSource, ScalingConfig,
-};
+pub use predict_scaling::{NamedNetwork, NetworkSource, ProfileSource, ScalingConfig};
 pub use resolve::Sections;
 pub use run::{OnNonFinite, RunSection};
 pub use scaling_method::scaling_method_name;

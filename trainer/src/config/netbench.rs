@@ -3,7 +3,6 @@
 //! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and
 //! differ.
 
-use super::commands::file_name;
 use super::error::{ConfigError, invalid, no_effect, within};
 use super::options::in_range;
 use super::sync::timeout;
@@ -11,7 +10,7 @@ use crate::config::choices::ReductionChoice;
 use crate::config::cli::NetbenchArgs;
 use clap::ValueEnum;
 use simulate::NetworkModel;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// Largest message, bytes.
@@ -23,17 +22,13 @@ const DEFAULT_MOST_BYTES: usize = 64 << 20;
 /// Longest time of a point, seconds.
 const MOST_SECONDS: f64 = 3600.0;
 
-/// The measurement of `trainer netbench`, and its output.
+/// The measurement of `trainer netbench`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetbenchConfig {
-    /// What is measured.
+    /// Messages and collectives.
     pub plan: netbench::NetbenchPlan,
-    /// File of the result.
-    pub output: Option<PathBuf>,
     /// Longest wait for another rank.
     pub timeout: Duration,
-    /// Whether a JSON line is printed.
-    pub json: bool,
 }
 
 impl NetbenchConfig {
@@ -49,148 +44,84 @@ impl NetbenchConfig {
         })?;
         let timeout = timeout(args.timeout)?;
         if timeout.as_secs_f64() <= 2.0 * seconds {
-            return Err(invalid(
-                "--timeout",
-                format!(
-                    "more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"
-                ),
-                format!("{} s", timeout.as_secs()),
+            let expected = format!(
+                "more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"
+            );
+            return Err(invalid("--timeout", expected, format!("{timeout:?}")));
+        }
+        if args.ranks.is_some() && world_size == 1 {
+            return Err(no_effect(
+                "--ranks",
+                "in a world of one rank",
+                "start it with mpirun or srun, or leave it out",
             ));
         }
-        let given = match &args.reductions {
-            Some(given) => given.clone(),
-            None => ReductionChoice::value_variants().to_vec(),
+        let all = if world_size > 1 {
+            vec![world_size]
+        } else {
+            Vec::new()
         };
+        let mut ranks = args.ranks.clone().unwrap_or(all);
+        ranks.sort_unstable();
+        ranks.dedup();
+        for ranks in &ranks {
+            within("--ranks", *ranks, 2..=world_size)?;
+        }
+        let most = args.max_bytes.unwrap_or(DEFAULT_MOST_BYTES);
+        let powers = (0..).map(|power| 1 << (2 * power));
+        let mut sizes = match &args.sizes {
+            Some(sizes) => sizes.clone(),
+            None => powers.take_while(|&bytes| bytes <= most).collect(),
+        };
+        sizes.sort_unstable();
+        sizes.dedup();
         let mut reductions = Vec::new();
-        for choice in given {
-            let one = choice.kind().map(|kind| (kind, choice.to_string()));
-            match one {
+        let given = args.reductions.as_deref();
+        for choice in given.unwrap_or(ReductionChoice::value_variants()) {
+            match choice.kind().map(|kind| (kind, choice.to_string())) {
                 Some(one) if !reductions.contains(&one) => reductions.push(one),
-                None if args.reductions.is_some() => {
+                None if given.is_some() => {
                     let expected = "algorithms over the ranks' network, as GPUs are not measured";
                     return Err(invalid("--reductions", expected, choice));
                 }
                 _ => {}
             }
         }
-        let plan = netbench::NetbenchPlan {
-            sizes: sizes(args)?,
-            time_per_point: Duration::from_secs_f64(seconds),
-            most_pairs: within("--pairs", args.pairs.unwrap_or(28), 1..=usize::MAX)?,
-            ranks: ranks(args, world_size)?,
-            reductions,
-        };
         Ok(Self {
-            plan,
-            output: file_name("--output", args.output.as_ref())?,
+            plan: netbench::NetbenchPlan {
+                sizes,
+                time_per_point: Duration::from_secs_f64(seconds),
+                most_pairs: within("--pairs", args.pairs.unwrap_or(28), 1..=usize::MAX)?,
+                ranks,
+                reductions,
+            },
             timeout,
-            json: args.json,
         })
     }
 
     /// Returns the settings that must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
-        let settings = [
-            ("--sizes", format!("{:?}", self.plan.sizes)),
-            (
-                "--seconds-per-point",
-                self.plan.time_per_point.as_secs_f64().to_string(),
-            ),
-            ("--pairs", self.plan.most_pairs.to_string()),
-            ("--ranks", format!("{:?}", self.plan.ranks)),
-            ("--reductions", format!("{:?}", self.plan.reductions)),
-            ("--timeout", self.timeout.as_secs().to_string()),
-        ];
-        settings
-            .map(|(option, value)| (option.to_owned(), value))
-            .to_vec()
+        vec![("the flags of netbench".to_owned(), format!("{self:?}"))]
     }
-}
-
-fn sizes(args: &NetbenchArgs) -> Result<Vec<usize>, ConfigError> {
-    let most = args
-        .max_bytes
-        .as_ref()
-        .map(|text| size("--max-bytes", text))
-        .transpose()?;
-    let Some(given) = &args.sizes else {
-        let most = most.unwrap_or(DEFAULT_MOST_BYTES);
-        return Ok((0..)
-            .map(|power| 1 << (2 * power))
-            .take_while(|&bytes| bytes <= most)
-            .collect());
-    };
-    if most.is_some() {
-        return Err(no_effect(
-            "--max-bytes",
-            "with --sizes, which lists all sizes",
-            "leave one of them out",
-        ));
-    }
-    let mut sizes = given
-        .iter()
-        .map(|text| size("--sizes", text))
-        .collect::<Result<Vec<_>, _>>()?;
-    sizes.sort_unstable();
-    sizes.dedup();
-    Ok(sizes)
 }
 
 /// Reads `4096`, `4096B`, `4KiB`, `1MiB` or `1GiB`.
-fn size(option: &'static str, text: &str) -> Result<usize, ConfigError> {
+pub(super) fn bytes(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, usize); 4] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),
         ("GiB", 1 << 30),
         ("B", 1),
     ];
-    let text = text.trim();
     let (digits, unit) = UNITS
         .iter()
-        .find_map(|&(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)))
+        .find_map(|&(unit, bytes)| Some((text.trim().strip_suffix(unit)?, bytes)))
         .unwrap_or((text, 1));
-    let bytes = digits
-        .trim()
-        .parse::<usize>()
-        .ok()
-        .and_then(|number| number.checked_mul(unit));
-    bytes
+    let number = digits.trim().parse::<usize>().ok();
+    number
+        .and_then(|number| number.checked_mul(unit))
         .filter(|bytes| (1..=MOST_BYTES).contains(bytes))
-        .ok_or_else(|| {
-            invalid(
-                option,
-                "1 to 1GiB, such as 4096, 64KiB or 16MiB",
-                format!("\"{text}\""),
-            )
-        })
-}
-
-fn ranks(args: &NetbenchArgs, world_size: usize) -> Result<Vec<usize>, ConfigError> {
-    match &args.ranks {
-        Some(_) if world_size == 1 => Err(no_effect(
-            "--ranks",
-            "in a world of one rank",
-            "start it with mpirun or srun, or leave it out",
-        )),
-        None if world_size == 1 => Ok(Vec::new()),
-        None => Ok(vec![world_size]),
-        Some(given) => {
-            let mut ranks = given.clone();
-            ranks.sort_unstable();
-            ranks.dedup();
-            match ranks
-                .iter()
-                .find(|&&ranks| !(2..=world_size).contains(&ranks))
-            {
-                None => Ok(ranks),
-                Some(&wrong) => Err(invalid(
-                    "--ranks",
-                    format!("numbers from 2 to {world_size}, the world size"),
-                    wrong,
-                )),
-            }
-        }
-    }
+        .ok_or_else(|| "expected 1 to 1GiB, such as 4096, 64KiB or 16MiB".to_owned())
 }
 
 /// Returns whether the text of `--simulate-network` names a file of `trainer netbench`.
@@ -250,12 +181,8 @@ mod tests {
             "99999999999999999999MiB",
             "1MB",
         ] {
-            let error = resolve(&format!("--sizes={text}"), 2).unwrap_err();
-            let got = format!("\"{text}\"");
-            assert!(
-                error.contains("--sizes: expected 1 to 1GiB") && error.contains(&got),
-                "{error}"
-            );
+            let error = bytes(text).unwrap_err();
+            assert!(error.contains("expected 1 to 1GiB"), "{error}");
         }
     }
 
@@ -270,12 +197,7 @@ mod tests {
     #[test]
     fn options_that_cannot_be_are_refused() {
         for (flags, world_size, expected) in [
-            ("--max-bytes 1 --sizes 1", 2, "--max-bytes has no effect"),
-            (
-                "--ranks 1",
-                4,
-                "expected numbers from 2 to 4, the world size, got 1",
-            ),
+            ("--ranks 1", 4, "--ranks: expected 2 to 4, got 1"),
             ("--ranks 8", 4, "got 8"),
             (
                 "--ranks 2",
@@ -297,9 +219,6 @@ mod tests {
                 2,
                 "--timeout: expected more than twice",
             ),
-            ("--output /", 2, "--output: expected the name of a file"),
-            ("--output ..", 2, "--output: expected the name of a file"),
-            ("--output .", 2, "--output: expected the name of a file"),
             ("--pairs 0", 2, "--pairs"),
         ] {
             let error = resolve(flags, world_size).unwrap_err();

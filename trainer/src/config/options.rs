@@ -154,7 +154,7 @@ pub(super) fn is_fixed(key: &str) -> bool {
 }
 
 /// Returns the flags of a command, those of sections included, by name.
-fn flags(table: &Table) -> impl Iterator<Item = (&str, &Value)> {
+pub(super) fn flags(table: &Table) -> impl Iterator<Item = (&str, &Value)> {
     let of_sections = table.values().filter_map(Value::as_table).flatten();
     let of_none = table.iter().filter(|(_, value)| !value.is_table());
     let all = of_none.chain(of_sections);

@@ -3,18 +3,19 @@
 //! In: its flags. Out: plain values. Invariant: numbers of ranks ascend and differ; names of
 //! networks differ.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use simulate::{Link, NetworkModel};
+use simulate::{Link, NetworkError, NetworkModel};
 
-use super::commands::{BenchConfig, MAX_SIMULATED, file_name, network_model, simulated_ranks};
+use super::commands::{BenchConfig, MAX_SIMULATED, file_name, simulated_ranks};
 use super::error::{ConfigError, invalid, no_effect, within};
 use super::family::Family;
-use super::netbench::names_a_measurement;
+use super::netbench::{measured_network, names_a_measurement};
 use super::scaling_method::scaling_method;
 use super::sync::SyncConfig;
+use super::{file, options};
 use crate::config::choices::ScalingKind;
-use crate::config::cli::{BenchArgs, ComputeArgs, PredictScalingArgs, SyncArgs};
+use crate::config::cli::{BenchArgs, PredictScalingArgs, SyncArgs};
 
 /// Default networks.
 const NETWORKS: [&str; 3] = ["ib-edr", "10gbe", "1gbe"];
@@ -63,7 +64,7 @@ pub struct NamedNetwork {
     pub model: NetworkModel,
 }
 
-/// The predictions to make.
+/// The predictions of `trainer predict-scaling`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScalingConfig {
     /// Step.
@@ -80,21 +81,16 @@ pub struct ScalingConfig {
     pub output: Option<PathBuf>,
 }
 
-/// Configuration of `trainer predict-scaling`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PredictScalingConfig {
-    /// Predictions; none if only measured or published figures are shown.
-    pub scaling: Option<ScalingConfig>,
-    /// Measured runs.
-    pub measured: Vec<PathBuf>,
-    /// True if published figures are compared.
-    pub published: bool,
-    /// Whether a JSON line is printed.
-    pub json: bool,
-}
+/// Flags of comparisons, which need no prediction.
+const COMPARING: [&str; 3] = ["measured", "published", "json"];
 
-impl PredictScalingConfig {
-    /// Resolves the flags.
+/// Further flags of predictions, which need no measurement of a step.
+#[rustfmt::skip]
+const PREDICTING: [&str; 9] =
+    ["profile", "network", "ranks", "ranks-per-node", "methods", "scaling", "bucket-mib", "overlap", "output"];
+
+impl ScalingConfig {
+    /// Resolves the flags; returns `None` if only measured or published figures are shown.
     ///
     /// # Errors
     /// A [`ConfigError`] with the option and the remedy.
@@ -102,7 +98,7 @@ impl PredictScalingConfig {
         args: &PredictScalingArgs,
         family: &Family,
         world_size: usize,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Option<Self>, ConfigError> {
         if world_size > 1 {
             return Err(invalid(
                 "predict-scaling",
@@ -110,131 +106,78 @@ impl PredictScalingConfig {
                 format!("{world_size} ranks"),
             ));
         }
-        let measured = args.measured.clone().unwrap_or_default();
-        let predicts = args.profile.is_some() || (measured.is_empty() && !args.published);
-        let scaling = if predicts {
-            Some(scaling(args, family)?)
-        } else {
-            None
+        let is_given = |flags: &[&str]| -> Result<Option<String>, ConfigError> {
+            let typed = file::table(args)?;
+            let mut others = options::flags(&typed).filter(|(flag, _)| !flags.contains(flag));
+            Ok(others.next().map(|(flag, _)| format!("--{flag}")))
         };
-        if !predicts {
-            reject_inapplicable_options(args)?;
+        if args.profile.is_none() && (args.measured.is_some() || args.published) {
+            return match is_given(&COMPARING)? {
+                None => Ok(None),
+                Some(flag) => Err(no_effect(
+                    flag,
+                    "with --measured or --published alone, which predict nothing more",
+                    "add --profile FILE or leave it out",
+                )),
+            };
         }
-        Ok(Self {
-            scaling,
-            measured,
-            published: args.published,
-            json: args.json,
-        })
+        if args.profile.is_some()
+            && let Some(flag) = is_given(&[&COMPARING[..], &PREDICTING].concat())?
+        {
+            let because = "with --profile, whose step was measured";
+            return Err(no_effect(flag, because, "leave it out"));
+        }
+        let powers = || (0..=10).map(|power| 1 << power).collect();
+        let mut ranks = args.ranks.clone().unwrap_or_else(powers);
+        simulated_ranks("--ranks", &ranks)?;
+        ranks.sort_unstable();
+        ranks.dedup();
+        let sync = SyncArgs {
+            bucket_mib: args.bucket_mib,
+            overlap: args.overlap,
+            ..SyncArgs::default()
+        };
+        let all = METHODS.map(str::to_owned).to_vec();
+        let methods = args.methods.as_ref().unwrap_or(&all).iter();
+        Ok(Some(Self {
+            profile: profile(args, family)?,
+            networks: networks(args)?,
+            ranks,
+            methods: methods
+                .map(|text| scaling_method(text, &sync, MAX_SIMULATED))
+                .collect::<Result<_, _>>()?,
+            scaling: args.scaling.unwrap_or(ScalingKind::Weak),
+            output: file_name("--output", args.output.as_ref())?,
+        }))
     }
-}
-
-/// Options of predictions only.
-fn reject_inapplicable_options(args: &PredictScalingArgs) -> Result<(), ConfigError> {
-    let given = [
-        ("--network", args.network.is_some()),
-        ("--ranks", args.ranks.is_some()),
-        ("--ranks-per-node", args.ranks_per_node.is_some()),
-        ("--methods", args.methods.is_some()),
-        ("--scaling", args.scaling.is_some()),
-        ("--bucket-mib", args.bucket_mib.is_some()),
-        ("--overlap", args.overlap.is_some()),
-        ("--output", args.output.is_some()),
-    ];
-    match given
-        .into_iter()
-        .chain(measuring(args))
-        .find(|(_, is_given)| *is_given)
-    {
-        None => Ok(()),
-        Some((option, _)) => Err(no_effect(
-            option,
-            "with --measured or --published alone, which predict nothing more",
-            "add --profile FILE or leave it out",
-        )),
-    }
-}
-
-/// Options of a measurement only.
-fn measuring(args: &PredictScalingArgs) -> [(&'static str, bool); 5] {
-    [
-        ("--batch-size-per-rank", args.batch_size_per_rank.is_some()),
-        ("--steps", args.steps.is_some()),
-        ("--warmup-steps", args.warmup_steps.is_some()),
-        ("a flag of the model", args.model.first_flag().is_some()),
-        (
-            "a flag of device and threads",
-            args.compute != ComputeArgs::default(),
-        ),
-    ]
-}
-
-fn scaling(args: &PredictScalingArgs, family: &Family) -> Result<ScalingConfig, ConfigError> {
-    let mut ranks = args
-        .ranks
-        .clone()
-        .unwrap_or_else(|| (0..=10).map(|power| 1 << power).collect());
-    simulated_ranks("--ranks", &ranks)?;
-    ranks.sort_unstable();
-    ranks.dedup();
-    let sync = SyncArgs {
-        bucket_mib: args.bucket_mib,
-        overlap: args.overlap,
-        ..SyncArgs::default()
-    };
-    let all = METHODS.map(str::to_owned).to_vec();
-    let methods = args.methods.as_ref().unwrap_or(&all);
-    let methods = methods
-        .iter()
-        .map(|text| scaling_method(text, &sync, MAX_SIMULATED))
-        .collect::<Result<_, _>>()?;
-    Ok(ScalingConfig {
-        profile: profile(args, family)?,
-        networks: networks(args)?,
-        ranks,
-        methods,
-        scaling: args.scaling.unwrap_or(ScalingKind::Weak),
-        output: file_name("--output", args.output.as_ref())?,
-    })
 }
 
 fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, ConfigError> {
     let Some(files) = &args.profile else {
-        return Ok(ProfileSource::Measured(Box::new(BenchConfig::resolve(
-            &BenchArgs {
-                batch_size_per_rank: args.batch_size_per_rank,
-                steps: args.steps,
-                warmup_steps: args.warmup_steps,
-                model: args.model.clone(),
-                compute: args.compute,
-                ..BenchArgs::default()
-            },
-            family,
-            1,
-        )?)));
+        let bench = BenchArgs {
+            batch_size_per_rank: args.batch_size_per_rank,
+            steps: args.steps,
+            warmup_steps: args.warmup_steps,
+            model: args.model.clone(),
+            compute: args.compute,
+            ..BenchArgs::default()
+        };
+        let bench = BenchConfig::resolve(&bench, family, 1)?;
+        return Ok(ProfileSource::Measured(Box::new(bench)));
     };
-    if let Some((option, _)) = measuring(args).into_iter().find(|(_, is_given)| *is_given) {
-        return Err(no_effect(
-            option,
-            "with --profile, whose step was measured",
-            "leave it out",
+    let most = match args.scaling {
+        Some(ScalingKind::Strong) => 2,
+        _ => 1,
+    };
+    if !(1..=most).contains(&files.len()) {
+        let expected = "one file, or two with --scaling strong";
+        return Err(invalid(
+            "--profile",
+            expected,
+            format!("{} files", files.len()),
         ));
     }
-    let is_strong = args.scaling == Some(ScalingKind::Strong);
-    match files.len() {
-        1 => Ok(ProfileSource::Files(files.clone())),
-        2 if is_strong => Ok(ProfileSource::Files(files.clone())),
-        2 => Err(no_effect(
-            "a second --profile",
-            "without --scaling strong",
-            "add --scaling strong or remove one of the files",
-        )),
-        number => Err(invalid(
-            "--profile",
-            "one file, or two with --scaling strong",
-            format!("{number} files"),
-        )),
-    }
+    Ok(ProfileSource::Files(files.clone()))
 }
 
 fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError> {
@@ -283,32 +226,26 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
 
 /// Returns the network that `text` names or describes, or that is in the file `text`.
 pub(super) fn named(option: &'static str, text: &str) -> Result<NamedNetwork, ConfigError> {
-    let model = network_model(option, text)?;
     if names_a_measurement(text) {
         let path = PathBuf::from(text);
-        let name = path
-            .file_stem()
-            .unwrap_or(Path::new(text).as_os_str())
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_stem().unwrap_or(path.as_os_str());
         return Ok(NamedNetwork {
-            name,
+            name: name.to_string_lossy().into_owned(),
+            model: measured_network(option, &path)?,
             source: NetworkSource::Measured(path),
-            model,
         });
     }
-    let is_named = NETWORKS
-        .iter()
-        .any(|name| text.to_ascii_lowercase().split('@').next() == Some(*name));
-    let source = if is_named {
-        NetworkSource::Named
-    } else {
-        NetworkSource::Flags
-    };
+    let model = text.parse();
+    let lower = text.to_ascii_lowercase();
     Ok(NamedNetwork {
         name: text.to_owned(),
-        source,
-        model,
+        source: match lower.split('@').next() {
+            Some(name) if NETWORKS.contains(&name) => NetworkSource::Named,
+            _ => NetworkSource::Flags,
+        },
+        model: model.map_err(|NetworkError { expected, got, .. }| {
+            invalid(option, expected, format!("\"{got}\" in \"{text}\""))
+        })?,
     })
 }
 
@@ -317,13 +254,13 @@ mod tests {
     use super::*;
     use crate::config::cli::typed;
 
-    fn resolve_on(flags: &str, world_size: usize) -> Result<PredictScalingConfig, String> {
-        PredictScalingConfig::resolve(&typed(flags), &Family::RESNET, world_size)
+    fn resolve_on(flags: &str, world_size: usize) -> Result<Option<ScalingConfig>, String> {
+        ScalingConfig::resolve(&typed(flags), &Family::RESNET, world_size)
             .map_err(|error| error.to_string())
     }
 
     fn scaling(flags: &str) -> ScalingConfig {
-        resolve_on(flags, 1).unwrap().scaling.unwrap()
+        resolve_on(flags, 1).unwrap().unwrap()
     }
 
     #[test]
@@ -364,12 +301,16 @@ mod tests {
                 "--batch-size-per-rank has",
             ),
             ("--ranks 0", 1, "--ranks: expected 1 to 4096, got 0"),
-            ("--profile a,b", 1, "without --scaling strong"),
+            (
+                "--profile a,b",
+                1,
+                "one file, or two with --scaling strong, got 2",
+            ),
             ("", 2, "without mpirun or srun, got 2 ranks"),
         ] {
             let error = resolve_on(flags, world_size).unwrap_err();
             assert!(error.contains(expected), "{flags}: {error}");
         }
-        assert!(resolve_on("--measured study", 1).unwrap().scaling.is_none());
+        assert!(resolve_on("--measured study", 1).unwrap().is_none());
     }
 }

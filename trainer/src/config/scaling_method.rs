@@ -16,72 +16,16 @@ use crate::config::cli::SyncArgs;
 const EXPECTED: &str = "allreduce[:mpi|:ring|:halving-doubling|:hierarchical][+bf16|+f16|+powersgd:RANK|+topk:PERCENT], exact, \
      parameter-server[:SERVERS][@beside|@own], async-parameter-server[:SERVERS[:STALENESS]][@beside|@own] or local-sgd[:STEPS]";
 
-/// The method that `text` names, with the other options of `args`, for a world of at most
+/// Returns the method that `text` names, with the other options of `args`, for a world of at most
 /// `most_ranks`.
 pub(super) fn scaling_method(
     text: &str,
     args: &SyncArgs,
     most_ranks: usize,
 ) -> Result<SyncConfig, ConfigError> {
-    let refuse = |got: &str| invalid("--methods", EXPECTED, format!("\"{}\"{got}", text.trim()));
-    let unread = || refuse("");
-    let (word, compress) = match text.trim().split_once('+') {
-        Some((word, compress)) => (
-            word,
-            Some(
-                compress
-                    .parse()
-                    .map_err(|error: String| refuse(&format!(": {error}")))?,
-            ),
-        ),
-        None => (text.trim(), None),
-    };
-    let (word, placement) = match word.split_once('@') {
-        Some((word, place)) => (
-            word,
-            Some(PlacementKind::from_str(place, false).map_err(|_| unread())?),
-        ),
-        None => (word, None),
-    };
-    let mut parts = word.split(':');
-    let name = parts.next().unwrap_or_default();
-    let mut args = SyncArgs {
-        compress,
-        server_placement: placement,
-        ..args.clone()
-    };
-    let number = |part: &str| part.parse::<u64>().map_err(|_| unread());
-    match name {
-        "exact" => args.reduction = Some(ReductionChoice::Exact),
-        _ => args.sync = Some(SyncKind::from_str(name, false).map_err(|_| unread())?),
-    }
-    if let Some(part) = parts.next() {
-        match args.sync {
-            Some(SyncKind::Allreduce) => {
-                args.reduction = Some(ReductionChoice::from_str(part, false).map_err(|_| unread())?)
-            }
-            Some(SyncKind::ParameterServer | SyncKind::AsyncParameterServer) => {
-                args.servers = Some(number(part)? as usize)
-            }
-            Some(SyncKind::LocalSgd) => args.every = Some(number(part)?),
-            _ => return Err(unread()),
-        }
-    }
-    if let Some(part) = parts.next() {
-        match args.sync {
-            Some(SyncKind::AsyncParameterServer) => args.staleness = Some(number(part)?),
-            _ => return Err(unread()),
-        }
-    }
-    if parts.next().is_some() || args.sync == Some(SyncKind::PostLocalSgd) {
-        return Err(unread());
-    }
-    if args.reduction == Some(ReductionChoice::Exact) {
-        args.virtual_shards = Some(most_ranks);
-    }
-    if args.reduction == Some(ReductionChoice::Nccl) {
-        return Err(unread());
-    }
+    let text = text.trim();
+    let refuse = |error: &str| invalid("--methods", EXPECTED, format!("\"{text}\"{error}"));
+    let args = flags(text, args, most_ranks).ok_or_else(|| refuse(""))?;
     options::expect_ranges(&args)
         .and_then(|()| args.clone().decide(most_ranks, DeviceChoice::Flex))
         .and_then(|section| {
@@ -89,6 +33,49 @@ pub(super) fn scaling_method(
             Ok(section.config(DeviceChoice::Flex))
         })
         .map_err(|error| refuse(&format!(": {error}")))
+}
+
+/// Returns the flags of `train` with the same meaning.
+fn flags(text: &str, args: &SyncArgs, most_ranks: usize) -> Option<SyncArgs> {
+    let mut args = args.clone();
+    let mut text = text;
+    if let Some((rest, compress)) = text.split_once('+') {
+        args.compress = Some(compress.parse().ok()?);
+        text = rest;
+    }
+    if let Some((rest, place)) = text.split_once('@') {
+        args.server_placement = Some(PlacementKind::from_str(place, false).ok()?);
+        text = rest;
+    }
+    let mut parts = text.split(':');
+    match parts.next()? {
+        "exact" => args.reduction = Some(ReductionChoice::Exact),
+        name => args.sync = Some(SyncKind::from_str(name, false).ok()?),
+    }
+    if let Some(part) = parts.next() {
+        match args.sync? {
+            SyncKind::Allreduce => {
+                args.reduction = Some(ReductionChoice::from_str(part, false).ok()?);
+            }
+            SyncKind::ParameterServer | SyncKind::AsyncParameterServer => {
+                args.servers = Some(part.parse().ok()?);
+            }
+            SyncKind::LocalSgd => args.every = Some(part.parse().ok()?),
+            SyncKind::PostLocalSgd => return None,
+        }
+    }
+    if let Some(part) = parts.next() {
+        if args.sync? != SyncKind::AsyncParameterServer {
+            return None;
+        }
+        args.staleness = Some(part.parse().ok()?);
+    }
+    if args.reduction == Some(ReductionChoice::Exact) {
+        args.virtual_shards = Some(most_ranks);
+    }
+    let is_simulated =
+        args.sync != Some(SyncKind::PostLocalSgd) && args.reduction != Some(ReductionChoice::Nccl);
+    (is_simulated && parts.next().is_none()).then_some(args)
 }
 
 /// The method in one word.

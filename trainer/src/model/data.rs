@@ -12,16 +12,16 @@ use anyhow::{Context, Result, anyhow, bail};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files;
 use datasets::{
-    Augment, Cifar, DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization,
-    RandAugment, ReadConfig, ResizedCrop, ShapesDataset, ShardConfig, ShardPlan, Sizing, Split,
-    Subset, SyntheticConfig, cifar, image_folder, synthetic, tar_shards,
+    Augment, Cifar, DatasetSplits, ImageDataset, ImageShape, Normalization, RandAugment,
+    ReadConfig, ResizedCrop, ShapesDataset, ShardConfig, ShardPlan, Sizing, Split, Subset,
+    SyntheticConfig, cifar, image_folder, synthetic, tar_shards,
 };
 use distributed::Communicator;
 use distributed::communicator::Topology;
 
 use crate::config::cli::environment;
 use crate::config::{
-    AugmentKind, CifarFiles, DataSection, DatasetChoice, DatasetKind, ImageFiles, ImageSize,
+    AugmentKind, CifarFiles, DataSection, DatasetChoice, EvalConfig, ImageFiles, ImageSize,
     NormalizationChoice, TrainConfig, TrainSplitSection,
 };
 use crate::measure::report::Reporter;
@@ -76,7 +76,13 @@ pub fn open(
         DatasetChoice::Shards(files) => {
             tar_shards::open(&files.data_dir, &shards_of_rank(files, communicator, None)?)?
         }
-        DatasetChoice::Parquet(files) => open_parquet(files, communicator.topology())?,
+        #[cfg(feature = "parquet")]
+        DatasetChoice::Parquet(files) => parquet_files::open(
+            &files.data_dir,
+            &read_config(files, communicator.topology())?,
+        )?,
+        #[cfg(not(feature = "parquet"))]
+        DatasetChoice::Parquet(_) => bail!("--dataset parquet: rebuild with --features parquet"),
         DatasetChoice::Custom => {
             let splits = own()?.context(
                 "--dataset custom: expected a program whose model family has a data set, got none; choose another, such as shapes",
@@ -200,65 +206,47 @@ pub struct OpenedSplit {
     pub normalization: Normalization,
 }
 
-/// A split that the data set does not have.
-#[derive(Debug, thiserror::Error)]
-#[error("--split: --dataset {dataset} has no such split (expected train or test, got {name})")]
-struct NoSuchSplit {
-    dataset: DatasetKind,
-    name: String,
-}
-
-/// Returns true if an error of [`open_split`] means that the split is absent or has no labels.
-pub fn is_absent(error: &anyhow::Error) -> bool {
-    let of_files = matches!(
-        error.downcast_ref(),
-        Some(DatasetError::Missing { .. } | DatasetError::Unlabelled { .. })
-    );
-    of_files || error.is::<NoSuchSplit>()
-}
-
 /// Opens one split: `train`, `val` or `test`, another folder or other files by their name. Other
-/// splits are not decoded and need not be there.
+/// splits are not decoded and need not be there, unless `--val-fraction` divided the training images.
+/// Returns `None` if images that are not files have no such split.
 ///
 /// Labels of files become positions in `classes`, by the names of the classes, if these are given;
 /// else they are those of the data set.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// As [`open`], and when the split is not there or has no labels.
+/// As [`open`], and when files of the split are absent or have no labels.
 pub fn open_split(
-    config: &DataSection,
-    split: &TrainSplitSection,
+    eval: &EvalConfig,
     own: impl FnOnce() -> Result<Option<DatasetSplits>>,
     name: &str,
     classes: Option<&[String]>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
-) -> Result<OpenedSplit> {
-    let Some(files) = config.image_files() else {
-        let whole = TrainSplitSection {
-            val_fraction: None,
-            ..split.clone()
-        };
-        let splits = open(config, &whole, 0, own, communicator, reporter)?;
-        let samples = Split::of_name(name)
-            .and_then(|split| splits.get(split))
-            .cloned();
-        let samples = samples.ok_or_else(|| NoSuchSplit {
-            dataset: config.dataset.kind(),
-            name: name.to_owned(),
-        })?;
-        return Ok(OpenedSplit {
-            samples,
-            normalization: splits.normalization,
-        });
-    };
-    let samples = open_named(config, files, name, classes, communicator)?;
-    let samples = limited(samples, config.limit_test, reporter)?;
-    Ok(OpenedSplit {
+) -> Result<Option<OpenedSplit>> {
+    let config = &eval.data;
+    let split = &eval.train_split;
+    let named = Split::of_name(name);
+    let is_part = split.val_fraction.is_some() && named.is_some_and(|named| named != Split::Test);
+    if let Some(files) = config.image_files()
+        && !is_part
+    {
+        let samples = open_named(config, files, name, classes, communicator)?;
+        return Ok(Some(OpenedSplit {
+            samples: limited(samples, config.limit_test, reporter)?,
+            normalization: normalization(Normalization::imagenet(), config),
+        }));
+    }
+    let mut split = split.clone();
+    if !is_part {
+        split.val_fraction = None;
+    }
+    let splits = open(config, &split, eval.seed, own, communicator, reporter)?;
+    let samples = named.and_then(|named| splits.get(named)).cloned();
+    Ok(samples.map(|samples| OpenedSplit {
         samples,
-        normalization: normalization(Normalization::imagenet(), config),
-    })
+        normalization: splits.normalization,
+    }))
 }
 
 /// Opens the split of files that has this name.
@@ -384,19 +372,6 @@ fn shards_of_rank(
     Ok(how)
 }
 
-#[cfg(feature = "parquet")]
-fn open_parquet(files: &ImageFiles, topology: &Topology) -> Result<DatasetSplits> {
-    let how = read_config(files, topology)?;
-    Ok(parquet_files::open(&files.data_dir, &how)?)
-}
-
-#[cfg(not(feature = "parquet"))]
-fn open_parquet(_files: &ImageFiles, _topology: &Topology) -> Result<DatasetSplits> {
-    anyhow::bail!(
-        "dataset parquet: this program was built without it, expected the cargo feature `parquet`; rebuild with --features parquet"
-    )
-}
-
 /// Returns how image files become samples, in training without a crop and in testing.
 pub fn sizing(size: &ImageSize) -> Sizing {
     match size {
@@ -468,7 +443,6 @@ pub fn augment(split: &TrainSplitSection) -> Augment {
     }
 }
 
-#[cfg(feature = "download")]
 fn open_cifar(
     which: Cifar,
     files: &CifarFiles,
@@ -476,28 +450,14 @@ fn open_cifar(
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
     if files.download {
+        // Without the feature the configuration refuses `--download`.
+        #[cfg(feature = "download")]
         if communicator.rank() == distributed::ROOT {
-            let name = which.name();
-            datasets::download::download(which, &files.data_dir, &mut |done, total| {
-                reporter.download(name, done, total)
-            })?;
+            let mut report = |done, total| reporter.download(which.name(), done, total);
+            datasets::download::download(which, &files.data_dir, &mut report)?;
         }
         communicator.barrier()?;
     }
-    Ok(cifar::open(&files.data_dir, which)?)
-}
-
-#[cfg(not(feature = "download"))]
-fn open_cifar(
-    which: Cifar,
-    files: &CifarFiles,
-    _communicator: &dyn Communicator,
-    _reporter: &Reporter,
-) -> Result<DatasetSplits> {
-    anyhow::ensure!(
-        !files.download,
-        "download: this program was built without it, expected the cargo feature `download`; rebuild with --features download"
-    );
     Ok(cifar::open(&files.data_dir, which)?)
 }
 

@@ -88,78 +88,88 @@ impl Loss for CrossEntropy {
     }
 }
 
-/// Cross entropy in which every class has a weight, as PyTorch's with `weight=`. The sum is not
-/// normalised here: where samples have one class each, the mean is over the weights of all samples
-/// of a step, and [`Stepper`](crate::step::Stepper) divides by them.
+/// A loss that is computed from the share of each class in each label.
 #[derive(Clone, Debug)]
-pub struct WeightedCrossEntropy {
-    /// Share of a sample's weight spread over all classes, in `[0, 1)`.
-    pub label_smoothing: f64,
-    /// One of each class.
-    pub weights: Vec<f32>,
+struct OfShares {
+    /// Softmax: cross entropy. Sigmoid: binary cross entropy of each class for itself, averaged over
+    /// the classes (Wightman et al. 2021, 2110.00476, section 4); evaluation reports cross entropy,
+    /// as timm does.
+    kind: KernelLoss,
+    /// Share of a sample's weight spread over all classes, in `[0, 1)`, of cross entropy.
+    label_smoothing: f64,
+    /// Weight of each class, as PyTorch's with `weight=`; empty without weights. The sum is not
+    /// normalised here: where samples have one class each, the mean is over the weights of all
+    /// samples of a step, and [`Stepper`](crate::step::Stepper) divides by them.
+    weights: Vec<f32>,
+    /// Compute by the kernel with the same bits on every CPU, where the device has it.
+    has_same_bits: bool,
 }
 
-impl WeightedCrossEntropy {
-    /// Returns the share of each class in each label, times the weight of the class: `[N, K]`.
-    ///
+impl Loss for OfShares {
     /// # Panics
-    /// When there is not a weight for each logit.
-    fn weighted_shares(&self, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
-        assert_eq!(
-            self.weights.len(),
-            num_classes,
-            "class weights and logits differ in classes"
-        );
-        let weights = Tensor::<1>::from_floats(&*self.weights, device).unsqueeze::<2>();
-        smoothed_shares(self.label_smoothing, targets, num_classes, device) * weights
-    }
-}
-
-impl Loss for WeightedCrossEntropy {
+    /// When there are weights, but not one for each logit.
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let [_, num_classes] = logits.dims();
-        let shares = self.weighted_shares(targets, num_classes, &logits.device());
-        (log_softmax(logits, 1) * shares).sum().neg()
+        let device = logits.device();
+        let mut shares = shares(targets.clone(), num_classes, &device);
+        if self.kind == KernelLoss::SigmoidCrossEntropy {
+            shares = shares.greater_elem(PRESENT_FROM).float();
+        } else {
+            shares = shares
+                .mul_scalar(1.0 - self.label_smoothing)
+                .add_scalar(self.label_smoothing / num_classes as f64);
+        }
+        if !self.weights.is_empty() {
+            assert_eq!(
+                self.weights.len(),
+                num_classes,
+                "class weights and logits differ in classes"
+            );
+            shares = shares * Tensor::<1>::from_floats(&*self.weights, &device).unsqueeze::<2>();
+        }
+        let of_kernel = match self.has_same_bits {
+            true => loss_sum(self.kind, logits.clone(), shares.clone()),
+            false => None,
+        };
+        match self.kind {
+            KernelLoss::SigmoidCrossEntropy => of_kernel
+                .unwrap_or_else(|| {
+                    // softplus(z) - t z, which neither overflows nor loses small terms.
+                    (log_sigmoid(logits.clone().neg()).neg() - shares * logits).sum()
+                })
+                .div_scalar(num_classes as f64),
+            KernelLoss::SoftmaxCrossEntropy => of_kernel.unwrap_or_else(|| {
+                let label_smoothing = self.label_smoothing;
+                match self.weights.is_empty() {
+                    true => CrossEntropy { label_smoothing }.sum(logits, targets),
+                    false => (log_softmax(logits, 1) * shares).sum().neg(),
+                }
+            }),
+        }
     }
 
+    /// Returns the loss of each sample, if the kernel computes them: added in f64, the sum does not
+    /// depend on the batches of the ranks.
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
-        CrossEntropy::default().sum(logits, Targets::of(labels))
-    }
-}
-
-/// Binary cross entropy of each class for itself, averaged over the classes (Wightman et al. 2021,
-/// 2110.00476, section 4). Of mixed images, each class whose share is above `threshold` is present.
-/// Evaluation reports cross entropy, as timm does.
-#[derive(Clone, Copy, Debug)]
-pub struct BinaryCrossEntropy {
-    /// Share of the label above which a class counts as present, in `[0, 1)`.
-    pub threshold: f64,
-}
-
-impl Loss for BinaryCrossEntropy {
-    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
+        let of_burn = |logits| CrossEntropy::default().sum(logits, Targets::of(labels.clone()));
+        if !self.has_same_bits {
+            return of_burn(logits);
+        }
         let [_, num_classes] = logits.dims();
-        let present = self.present(targets, num_classes, &logits.device());
-        // softplus(z) - t z, which neither overflows nor loses small terms.
-        let losses = log_sigmoid(logits.clone().neg()).neg() - present * logits;
-        losses.sum().div_scalar(num_classes as f64)
-    }
-
-    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
-        CrossEntropy::default().sum(logits, Targets::of(labels))
+        let shares = shares(Targets::of(labels.clone()), num_classes, &logits.device());
+        let samples = logits
+            .clone()
+            .split(1, 0)
+            .into_iter()
+            .zip(shares.split(1, 0));
+        let losses: Option<Vec<_>> = samples
+            .map(|(logits, shares)| loss_sum(KernelLoss::SoftmaxCrossEntropy, logits, shares))
+            .collect();
+        losses.map_or_else(|| of_burn(logits), |losses| Tensor::cat(losses, 0))
     }
 
     fn is_recordable(&self) -> bool {
-        true
-    }
-}
-
-impl BinaryCrossEntropy {
-    /// Returns 1 for each class that counts as present, else 0: `[N, K]`.
-    fn present(&self, targets: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
-        shares(targets, num_classes, device)
-            .greater_elem(self.threshold)
-            .float()
+        self.weights.is_empty()
     }
 }
 
@@ -183,94 +193,6 @@ fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Devic
             let shares = shares.unsqueeze_dim(1);
             own.clone() + shares * (share_of(others) - own)
         }
-    }
-}
-
-/// As [`shares`], with `label_smoothing` of each label spread over all classes.
-fn smoothed_shares(
-    label_smoothing: f64,
-    targets: Targets,
-    num_classes: usize,
-    device: &Device,
-) -> Tensor<2> {
-    shares(targets, num_classes, device)
-        .mul_scalar(1.0 - label_smoothing)
-        .add_scalar(label_smoothing / num_classes as f64)
-}
-
-/// A loss computed by the kernel with the same bits on every CPU, or by operations of burn where
-/// that kernel is absent.
-#[derive(Clone, Copy, Debug)]
-struct SameBits<L>(L);
-
-impl Loss for SameBits<CrossEntropy> {
-    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
-        let ([_, num_classes], device) = (logits.dims(), logits.device());
-        let smoothed = smoothed_shares(
-            self.0.label_smoothing,
-            targets.clone(),
-            num_classes,
-            &device,
-        );
-        loss_sum(KernelLoss::SoftmaxCrossEntropy, logits.clone(), smoothed)
-            .unwrap_or_else(|| self.0.sum(logits, targets))
-    }
-
-    /// Returns the loss of each sample: added in f64, the sum does not depend on the batches of the
-    /// ranks.
-    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
-        let ([_, num_classes], device) = (logits.dims(), logits.device());
-        let shares = shares(Targets::of(labels.clone()), num_classes, &device);
-        let samples = logits
-            .clone()
-            .split(1, 0)
-            .into_iter()
-            .zip(shares.split(1, 0));
-        let losses: Option<Vec<_>> = samples
-            .map(|(logits, shares)| loss_sum(KernelLoss::SoftmaxCrossEntropy, logits, shares))
-            .collect();
-        losses.map_or_else(
-            || self.0.test_sum(logits, labels),
-            |losses| Tensor::cat(losses, 0),
-        )
-    }
-
-    fn is_recordable(&self) -> bool {
-        self.0.is_recordable()
-    }
-}
-
-impl Loss for SameBits<WeightedCrossEntropy> {
-    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
-        let ([_, num_classes], device) = (logits.dims(), logits.device());
-        let shares = self
-            .0
-            .weighted_shares(targets.clone(), num_classes, &device);
-        loss_sum(KernelLoss::SoftmaxCrossEntropy, logits.clone(), shares)
-            .unwrap_or_else(|| self.0.sum(logits, targets))
-    }
-
-    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
-        SameBits(CrossEntropy::default()).test_sum(logits, labels)
-    }
-}
-
-impl Loss for SameBits<BinaryCrossEntropy> {
-    fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
-        let ([_, num_classes], device) = (logits.dims(), logits.device());
-        let present = self.0.present(targets.clone(), num_classes, &device);
-        loss_sum(KernelLoss::SigmoidCrossEntropy, logits.clone(), present).map_or_else(
-            || self.0.sum(logits, targets),
-            |sum| sum.div_scalar(num_classes as f64),
-        )
-    }
-
-    fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
-        SameBits(CrossEntropy::default()).test_sum(logits, labels)
-    }
-
-    fn is_recordable(&self) -> bool {
-        self.0.is_recordable()
     }
 }
 
@@ -298,52 +220,39 @@ pub fn takes_mixed_targets(loss: &dyn Loss, num_classes: usize, device: &Device)
         })
 }
 
-/// Returns the loss of the options; `class_weights` has one weight a class.
+/// Returns the loss of the options, with the same bits on every CPU where `--cpu` names an
+/// instruction set; `class_weights` has one weight a class.
 pub fn configured(
     choice: &LossChoice,
     class_weights: Option<&[f64]>,
     compute: &ComputeSection,
 ) -> Arc<dyn Loss> {
-    match (choice, class_weights) {
-        (
-            LossChoice::CrossEntropy {
-                label_smoothing, ..
-            },
-            Some(weights),
-        ) => {
-            let weights = weights.iter().map(|weight| *weight as f32).collect();
-            let loss = WeightedCrossEntropy {
-                label_smoothing: *label_smoothing,
-                weights,
-            };
-            arc(loss, compute)
-        }
-        (
-            LossChoice::CrossEntropy {
-                label_smoothing, ..
-            },
-            None,
-        ) => cross_entropy(*label_smoothing, compute),
-        (LossChoice::BinaryCrossEntropy, _) => {
-            let threshold = PRESENT_FROM;
-            arc(BinaryCrossEntropy { threshold }, compute)
-        }
+    let has_same_bits = !matches!(compute.cpu, None | Some(CpuKind::Auto));
+    let (kind, label_smoothing) = match *choice {
+        LossChoice::CrossEntropy {
+            label_smoothing, ..
+        } => (KernelLoss::SoftmaxCrossEntropy, label_smoothing),
+        LossChoice::BinaryCrossEntropy => (KernelLoss::SigmoidCrossEntropy, 0.0),
+    };
+    if kind == KernelLoss::SoftmaxCrossEntropy && class_weights.is_none() && !has_same_bits {
+        return Arc::new(CrossEntropy { label_smoothing });
     }
+    let weights = class_weights.unwrap_or_default().iter();
+    Arc::new(OfShares {
+        kind,
+        label_smoothing,
+        weights: weights.map(|weight| *weight as f32).collect(),
+        has_same_bits,
+    })
 }
 
-/// Cross entropy, with the same bits on every processor where `--cpu` names an instruction set.
-pub fn cross_entropy(label_smoothing: f64, compute: &ComputeSection) -> Arc<dyn Loss> {
-    arc(CrossEntropy { label_smoothing }, compute)
-}
-
-fn arc<L: Loss + 'static>(loss: L, compute: &ComputeSection) -> Arc<dyn Loss>
-where
-    SameBits<L>: Loss,
-{
-    match compute.cpu {
-        None | Some(CpuKind::Auto) => Arc::new(loss),
-        Some(_) => Arc::new(SameBits(loss)),
-    }
+/// Returns the loss of evaluations.
+pub fn cross_entropy(compute: &ComputeSection) -> Arc<dyn Loss> {
+    let choice = LossChoice::CrossEntropy {
+        label_smoothing: 0.0,
+        class_weights: None,
+    };
+    configured(&choice, None, compute)
 }
 
 #[cfg(test)]
@@ -353,23 +262,30 @@ mod tests {
 
     #[test]
     fn every_loss_of_the_program_takes_mixed_targets_for_any_number_of_classes() {
-        let losses: [&dyn Loss; 3] = [
-            &CrossEntropy {
-                label_smoothing: 0.1,
-            },
-            &BinaryCrossEntropy {
-                threshold: PRESENT_FROM,
-            },
-            &SameBits(CrossEntropy::default()),
-        ];
-        for (loss, num_classes) in losses
-            .iter()
-            .flat_map(|loss| [1, 2, 3, 7, 10, 1000].map(|classes| (loss, classes)))
-        {
-            assert!(
-                takes_mixed_targets(*loss, num_classes, &Device::flex()),
-                "{loss:?}, {num_classes} classes"
-            );
+        for cpu in [CpuKind::Auto, CpuKind::Portable] {
+            for choice in [smoothed(0.1), LossChoice::BinaryCrossEntropy] {
+                let loss = configured(&choice, None, &compute(cpu));
+                for num_classes in [1, 2, 3, 7, 10, 1000] {
+                    assert!(
+                        takes_mixed_targets(&*loss, num_classes, &Device::flex()),
+                        "{loss:?}, {num_classes} classes"
+                    );
+                }
+            }
+        }
+    }
+
+    fn smoothed(label_smoothing: f64) -> LossChoice {
+        LossChoice::CrossEntropy {
+            label_smoothing,
+            class_weights: None,
+        }
+    }
+
+    fn compute(cpu: CpuKind) -> ComputeSection {
+        ComputeSection {
+            cpu: Some(cpu),
+            ..ComputeSection::default()
         }
     }
 
@@ -431,11 +347,9 @@ mod tests {
                 mixed,
             };
             let logits = Tensor::<2>::from_floats([ROW.map(|logit| logit as f32)], &device);
-            f64::from(
-                BinaryCrossEntropy { threshold: 0.2 }
-                    .sum(logits, targets)
-                    .into_scalar::<f32>(),
-            )
+            let choice = LossChoice::BinaryCrossEntropy;
+            let loss = configured(&choice, None, &compute(CpuKind::Auto));
+            f64::from(loss.sum(logits, targets).into_scalar::<f32>())
         };
         // torch.nn.functional.binary_cross_entropy_with_logits([2, 0.5, -1], target).
         let expected = |targets: [f64; 3]| {
@@ -500,17 +414,8 @@ mod tests {
                 };
                 let rows = [[2.0, 0.5, -1.0], [-3.0, 4.0, 0.25], [0.0, 1.0, 0.0]];
                 let logits = Tensor::<2>::from_floats(rows, &device).require_grad();
-                let compute = ComputeSection {
-                    cpu: Some(cpu),
-                    ..ComputeSection::default()
-                };
-                let loss = arc(
-                    WeightedCrossEntropy {
-                        label_smoothing,
-                        weights: vec![0.5, 2.0, 3.0],
-                    },
-                    &compute,
-                );
+                let choice = smoothed(label_smoothing);
+                let loss = configured(&choice, Some(&[0.5, 2.0, 3.0]), &compute(cpu));
                 let got = loss.sum(logits.clone(), targets);
                 let tape = got.clone().backward();
                 let got_gradients = logits
@@ -567,22 +472,12 @@ mod tests {
                 .flat_map(|values| values.try_to_vec::<f32>().unwrap())
                 .collect()
         }
-        let named = ComputeSection {
-            cpu: Some(CpuKind::Portable),
-            ..ComputeSection::default()
-        };
-        let smoothed = CrossEntropy {
-            label_smoothing: 0.1,
-        };
-        let binary = BinaryCrossEntropy { threshold: 0.2 };
-        let pairs: [(&dyn Loss, _); 2] = [
-            (&smoothed, arc(smoothed, &named)),
-            (&binary, arc(binary, &named)),
-        ];
-        for (burns, ours) in pairs {
+        for choice in [smoothed(0.1), LossChoice::BinaryCrossEntropy] {
+            let [burns, ours] = [CpuKind::Auto, CpuKind::Portable]
+                .map(|cpu| configured(&choice, None, &compute(cpu)));
             for is_mixed in [false, true] {
                 let got = results(&*ours, is_mixed);
-                let expected = results(burns, is_mixed);
+                let expected = results(&*burns, is_mixed);
                 let is_near = got
                     .iter()
                     .zip(&expected)

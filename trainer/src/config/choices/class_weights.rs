@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Weight of the samples of each class in the training loss.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "super::Written", into = "super::Written")]
 pub enum ClassWeights {
     /// Number of training samples / (number of classes with samples * samples of the class).
     Balanced,

@@ -12,7 +12,7 @@ use super::{InputKind, UpdateKind};
 
 /// The backend that computes, and the index of its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "super::Written", into = "super::Written")]
 pub enum DeviceChoice {
     /// burn's Flex backend on the CPU.
     Flex,

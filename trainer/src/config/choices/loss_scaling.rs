@@ -12,7 +12,7 @@ use super::Activations;
 
 /// Loss scaling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Spelling", into = "String")]
+#[serde(try_from = "super::Written", into = "super::Written")]
 pub enum LossScaling {
     /// No scaling.
     #[default]
@@ -65,31 +65,6 @@ impl FromStr for LossScaling {
                 Self::LARGEST
             )),
         }
-    }
-}
-
-/// In a file: text, or a number as it is.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Spelling {
-    Number(i64),
-    Text(String),
-}
-
-impl TryFrom<Spelling> for LossScaling {
-    type Error = String;
-
-    fn try_from(spelling: Spelling) -> Result<Self, String> {
-        match spelling {
-            Spelling::Number(factor) => factor.to_string().parse(),
-            Spelling::Text(text) => text.parse(),
-        }
-    }
-}
-
-impl From<LossScaling> for String {
-    fn from(scaling: LossScaling) -> Self {
-        scaling.to_string()
     }
 }
 

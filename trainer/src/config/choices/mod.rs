@@ -275,7 +275,7 @@ impl ReductionChoice {
 
 /// Encoding of gradients between ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "Written", into = "Written")]
 pub struct Compression(pub CompressionKind);
 
 impl Compression {
@@ -311,7 +311,7 @@ impl FromStr for Compression {
 
 /// The smallest and the largest share of an image's area in a random crop, as `0.08:1`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "Written", into = "Written")]
 pub struct CropScale {
     /// Above 0.
     pub min: f64,
@@ -353,7 +353,7 @@ impl FromStr for CropScale {
 
 /// A factor on the learning rate of a part of the model, as `layer1=0.1`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "Written", into = "Written")]
 pub struct RateFactor {
     /// Names of the fields from the model's root, dotted.
     pub part: String,
@@ -388,20 +388,32 @@ impl FromStr for RateFactor {
     }
 }
 
-/// Implements how serde reads and writes a type by its `FromStr` and `Display`.
+/// A choice in a file: a number, or text.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Number(i64),
+    Text(String),
+}
+
+/// Implements how serde reads and writes a type, by its `FromStr` and `Display`.
 macro_rules! text_in_files {
     ($($kind:ty),+) => {$(
-        impl TryFrom<String> for $kind {
+        impl TryFrom<Written> for $kind {
             type Error = String;
 
-            fn try_from(text: String) -> Result<Self, String> {
-                text.parse()
+            fn try_from(written: Written) -> Result<Self, String> {
+                match written {
+                    Written::Number(number) => number.to_string().parse(),
+                    Written::Text(text) => text.parse(),
+                }
             }
         }
 
-        impl From<$kind> for String {
+        impl From<$kind> for Written {
             fn from(value: $kind) -> Self {
-                value.to_string()
+                let text = value.to_string();
+                text.parse().map_or(Self::Text(text), Self::Number)
             }
         }
     )+};
@@ -411,7 +423,9 @@ text_in_files!(
     ClassWeights,
     CropScale,
     DeviceChoice,
+    LossScaling,
     Monitor,
     RateFactor,
+    Resolution,
     Compression
 );

@@ -28,7 +28,7 @@ impl fmt::Display for Figure {
 
 /// The value of `--monitor`: a figure, and the split if one is named.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "super::Written", into = "super::Written")]
 pub struct Monitor {
     /// `val` or `test`; none means the split that is evaluated in every epoch.
     pub split: Option<String>,

@@ -8,20 +8,12 @@ use serde::{Deserialize, Serialize};
 /// Heights and widths, pixels. Training on smaller images first is that of Howard 2018 (progressive
 /// resizing), and of FFCV.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
+#[serde(try_from = "super::Written", into = "super::Written")]
 pub struct Resolution {
     /// (share of the epochs, side): from there on; the first of them from 0.
     training: Vec<(f64, usize)>,
     /// The side in evaluation, where it is another than the last of training.
     evaluation: Option<usize>,
-}
-
-/// As it stands in a file: a number, or text where there are several.
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum Written {
-    Side(usize),
-    Sides(String),
 }
 
 impl Resolution {
@@ -105,29 +97,6 @@ impl FromStr for Resolution {
         Err(format!(
             "expected pixels, or those at first, then others from a share of the epochs on, in their order, and those of evaluation, such as 160:192@0.65:224@eval, got `{text}`"
         ))
-    }
-}
-
-impl TryFrom<Written> for Resolution {
-    type Error = String;
-
-    fn try_from(written: Written) -> Result<Self, String> {
-        match written {
-            Written::Side(side) => Ok(Self {
-                training: vec![(0.0, side)],
-                evaluation: None,
-            }),
-            Written::Sides(text) => text.parse(),
-        }
-    }
-}
-
-impl From<Resolution> for Written {
-    fn from(resolution: Resolution) -> Self {
-        match (&resolution.training[..], resolution.evaluation) {
-            ([(_, side)], None) => Self::Side(*side),
-            _ => Self::Sides(resolution.to_string()),
-        }
     }
 }
 

@@ -9,56 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Flags of PyTorch's and timm's scripts, Lightning, torchrun and Ultralytics, without dashes, and
 /// what to write instead.
-const HABITS: &str = "\
-lr base-lr max-lr init-lr lr0: --learning-rate RATE
-b bs batch batch-size train-batch-size per-device-train-batch-size: --global-batch-size SAMPLES for all ranks together, or --batch-size-per-rank SAMPLES
-j workers num-workers dataloader-num-workers: --loader-threads THREADS
-wd decay: --weight-decay FACTOR
-opt optim: --optimizer NAME
-betas opt-betas adam-beta1: --beta1 FACTOR and --beta2 FACTOR
-eps opt-eps adam-epsilon: --epsilon NUMBER
-a arch net network backbone: --model NAME
-data data-path data-root root train-dir dataset-dir: --dataset image-folder --data-dir DIR
-img-size imgsz input-size crop-size train-crop-size val-crop-size: --resolution PIXELS
-val-resize-size resize: --eval-resize PIXELS
-gpus num-gpus n-gpus ngpu devices nproc nproc-per-node np world-size: `launch -n N -- train …`, which starts N ranks, each on a GPU of its machine
-nnodes num-nodes node-rank rank local-rank dist-url dist-backend init-method master-addr: `mpirun`, `srun` or `slurm submit`, which give each rank its place
-multiprocessing-distributed distributed strategy ddp: nothing: several ranks share each batch, as `launch -n N -- train …` starts them
-gpu cuda use-cuda accelerator: --device cuda
-cpu-only no-cuda no-accel: --device flex
-amp use-amp mixed-precision bf16 precision: --dtype bf16
-fp16 half: --dtype f16, or --dtype bf16, which needs no loss scaling
-pretrained finetune initial-checkpoint load pretrained-weights: --weights FILE
-ckpt ckpt-path resume-from resume-from-checkpoint: --resume --output-dir DIR, or --weights FILE
-e evaluate eval test-only validate: `trainer eval --checkpoint DIR`
-max-epochs num-epochs num-train-epochs n-epochs: --epochs EPOCHS
-sched scheduler lr-scheduler lr-schedule lr-scheduler-type: --schedule KIND
-lr-milestones decay-milestones lr-step-size decay-epochs lrf: --schedule multistep --milestones EPOCHS
-lr-gamma decay-rate: --gamma FACTOR
-lr-warmup-epochs warmup: --warmup-epochs EPOCHS
-lr-warmup-decay warmup-lr: --warmup-start-factor SHARE
-smoothing label-smooth: --label-smoothing SHARE
-clip-grad gradient-clip-val max-grad-norm grad-clip: --clip-grad-norm NORM
-accum accum-iter accumulate-grad-batches grad-accum gradient-accumulation-steps: --grad-accum-steps PASSES
-ema model-ema model-ema-decay: --ema-decay SHARE
-sync-bn sync-batchnorm syncbn: --batch-norm sync
-cutmix-alpha: --cutmix ALPHA
-mixup-alpha: --mixup ALPHA
-aa auto-augment: --augment trivial, or --augment resized-crop --rand-augment MAGNITUDE
-head-lr layer-decay: --learning-rate-factors PART=FACTOR
-p print-freq log-interval log-every-n-steps logging-steps: --log-every-steps STEPS
-output out o save-dir log-dir logdir default-root-dir project work-dir: --output-dir DIR
-exp-name experiment run-name experiment-name: --name NAME
-save-freq save-every save-period checkpoint-interval: --checkpoint-every-epochs EPOCHS
-eval-freq val-interval check-val-every-n-epoch: --eval-every-epochs EPOCHS
-early-stopping early-stopping-patience es-patience: --patience EVALUATIONS
-val-split validation-split val-size val-ratio valid-frac: --val-fraction SHARE
-dropout drop drop-rate: nothing: dropout is a part of the model
-shuffle: nothing: each epoch has its own order
-random-seed manual-seed: --seed SEED
-tb tensorboard-dir: --tensorboard DIR
-topk: --top CLASSES
-compile torchcompile channels-last pin-mem pin-memory deterministic persistent-workers: nothing: leave it out";
+const HABITS: &str = include_str!("habits.txt");
 
 /// Returns names, separated by spaces, with their answer.
 fn habits() -> impl Iterator<Item = (&'static str, &'static str)> {

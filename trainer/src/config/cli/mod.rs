@@ -27,7 +27,7 @@ pub use sections::{
 };
 pub use sync::SyncArgs;
 pub use tools::{
-    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, Shell, WatchArgs,
+    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, WatchArgs,
 };
 pub use verify::{VerifyArgs, VerifyRunArgs};
 
@@ -303,7 +303,12 @@ pub struct BenchArgs {
     pub simulate_network: Option<String>,
 
     /// Numbers of ranks to simulate, comma-separated [default: 2,4,8,16,32,64,128,256,512,1024]
-    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "RANKS",
+        value_delimiter = ',',
+        requires = "simulate_network"
+    )]
     #[serde(skip)]
     pub simulate_ranks: Option<Vec<usize>>,
 

@@ -9,10 +9,12 @@
 use crate::config::choices::{OnOff, ScalingKind};
 use crate::config::cli::{ComputeArgs, ModelSection};
 use clap::Args;
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// Flags of `trainer predict-scaling`.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub struct PredictScalingArgs {
     /// Files of bench --profile-output; strong scaling takes two [default: measured now]
     #[arg(long, value_name = "FILE", value_delimiter = ',')]

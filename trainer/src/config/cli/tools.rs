@@ -8,7 +8,9 @@
 
 use super::{ComputeArgs, DataArgs};
 use crate::config::choices::ReductionChoice;
-use clap::{Args, ValueEnum};
+use crate::config::netbench::bytes;
+use clap::Args;
+use clap_complete::aot::Shell;
 use std::path::PathBuf;
 
 /// Flags of `trainer report`.
@@ -68,12 +70,12 @@ pub struct WatchArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetbenchArgs {
     /// Sizes, comma-separated, bytes, KiB or MiB [default: powers of 4 from 1 to 64MiB]
-    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
-    pub sizes: Option<Vec<String>>,
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = bytes)]
+    pub sizes: Option<Vec<usize>>,
 
     /// Largest of the default sizes, bytes, KiB or MiB [default: 64MiB]
-    #[arg(long, value_name = "SIZE")]
-    pub max_bytes: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = bytes, conflicts_with = "sizes")]
+    pub max_bytes: Option<usize>,
 
     /// Longest time of a point, seconds; it ends earlier at 5 % [default: 1]
     #[arg(long, value_name = "SECONDS")]
@@ -133,17 +135,6 @@ pub struct CompletionsArgs {
     /// Shell
     #[arg(value_name = "SHELL")]
     pub shell: Shell,
-}
-
-/// A shell that completes words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Shell {
-    /// `trainer completions bash > ~/.local/share/bash-completion/completions/trainer`
-    Bash,
-    /// `trainer completions zsh > DIR/_trainer`, where DIR is in `$fpath`
-    Zsh,
-    /// `trainer completions fish > ~/.config/fish/completions/trainer.fish`
-    Fish,
 }
 
 /// Flags of `trainer man`.

@@ -436,7 +436,7 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
 
 fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
     StepConfig {
-        loss: loss::cross_entropy(0.0, &config.compute),
+        loss: loss::cross_entropy(&config.compute),
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         rank_status: Arc::clone(rank_status),

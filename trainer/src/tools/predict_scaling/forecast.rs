@@ -255,17 +255,16 @@ pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
 mod tests {
     use super::super::profile_file::tests::profile;
     use super::*;
+    use crate::config::Family;
     use crate::config::cli::PredictScalingArgs;
-    use crate::config::{Family, PredictScalingConfig};
 
     fn predicted(args: PredictScalingArgs) -> Forecast {
         let args = PredictScalingArgs {
             profile: Some(vec!["step.json".into()]),
             ..args
         };
-        let config = PredictScalingConfig::resolve(&args, &Family::RESNET, 1)
+        let config = ScalingConfig::resolve(&args, &Family::RESNET, 1)
             .unwrap()
-            .scaling
             .unwrap();
         let network = &config.networks[0];
         forecast(
