@@ -28,7 +28,7 @@ use crate::measure::trace;
 use crate::model::ImageClassifier;
 use crate::model::data;
 use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
-use crate::model::loss::{self, Loss};
+use crate::model::loss;
 use crate::model::network::load_weights_with_report;
 use crate::model::parts;
 use crate::run::best::BestRule;
@@ -116,8 +116,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     );
     let loss = F::loss(&config.model.read()?, Arc::clone(&configured));
     let is_used = Arc::strong_count(&configured) > 1;
-    expect_options_of_loss::<F>(&config, is_used, class_weights.is_some())?;
-    expect_mixing::<F>(&config, &*loss, request.num_classes, &device)?;
+    let takes_mixed = || loss::takes_mixed_targets(&*loss, request.num_classes, &device);
+    expect_options_of_loss::<F>(&config, is_used, takes_mixed)?;
     let metrics = F::metrics(&config.model.read()?, request.num_classes);
     let split = if data.val.is_some() { "val" } else { "test" };
     let monitor = config.run.monitor.as_ref();
@@ -340,57 +340,45 @@ fn custom_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<Custo
     Ok(Some(CustomOptimizer(own)))
 }
 
+/// Checks that the loss uses its options and mixed images; `is_configured` if it uses that of the
+/// options.
+///
 /// # Errors
-/// When options of the built-in loss are given and the custom loss does not use it.
+/// When an option would have no effect on a custom loss.
 fn expect_options_of_loss<F: ModelFamily>(
     config: &TrainConfig,
-    is_used: bool,
-    has_class_weights: bool,
+    is_configured: bool,
+    takes_mixed: impl FnOnce() -> bool,
 ) -> Result<()> {
-    let (is_binary, is_smoothed) = match config.optimizer.loss {
+    let custom = format!("the custom loss of the model family {}", F::NAME);
+    let of_loss = match &config.optimizer.loss {
+        LossChoice::BinaryCrossEntropy => Some("--loss"),
         LossChoice::CrossEntropy {
             label_smoothing, ..
-        } => (false, label_smoothing != 0.0),
-        LossChoice::BinaryCrossEntropy => (true, false),
+        } if *label_smoothing != 0.0 => Some("--label-smoothing"),
+        LossChoice::CrossEntropy { class_weights, .. } => {
+            class_weights.as_ref().map(|_| "--class-weights")
+        }
     };
-    let options = [
-        ("--loss", is_binary),
-        ("--label-smoothing", is_smoothed),
-        ("--class-weights", has_class_weights),
-    ];
-    match options.iter().find(|(_, is_set)| *is_set && !is_used) {
-        Some((option, _)) => bail!(
-            "{option}: no effect, since the custom loss of the model family {} does not use the configured one. Remove {option}, or wrap \
-             the loss that `ModelFamily::loss` is given",
-            F::NAME
-        ),
-        None => Ok(()),
-    }
-}
-
-/// # Errors
-/// When images are mixed and the loss ignores their second class.
-fn expect_mixing<F: ModelFamily>(
-    config: &TrainConfig,
-    loss: &dyn Loss,
-    num_classes: usize,
-    device: &Device,
-) -> Result<()> {
-    let mixing = [
-        ("--mixup", config.train_split.mixup),
-        ("--cutmix", config.train_split.cutmix),
-    ];
-    match mixing
-        .iter()
-        .find(|(_, strength)| strength.is_some_and(|strength| strength > 0.0))
+    if let Some(option) = of_loss
+        && !is_configured
     {
-        Some((option, _)) if !loss::takes_mixed_targets(loss, num_classes, device) => bail!(
-            "{option}: the custom loss of the model family {} ignores `Targets::mixed`, so mixed images would count as their first class. \
-             Remove {option}, or use both classes in the loss",
-            F::NAME
-        ),
-        _ => Ok(()),
+        bail!(
+            "{option}: no effect, since {custom} does not use the configured one. Remove {option}, or wrap \
+             the loss that `ModelFamily::loss` is given"
+        );
     }
+    let split = &config.train_split;
+    let mixing = [("--mixup", split.mixup), ("--cutmix", split.cutmix)];
+    if let Some((option, _)) = mixing.iter().find(|(_, alpha)| alpha.is_some())
+        && !takes_mixed()
+    {
+        bail!(
+            "{option}: {custom} ignores `Targets::mixed`, so mixed images would count as their first class. \
+             Remove {option}, or use both classes in the loss"
+        );
+    }
+    Ok(())
 }
 
 /// Returns a description of this process for others that want its output directory.

@@ -4,8 +4,8 @@
 //! Invariant: as in [`super`], an option without effect is refused.
 
 use super::compute::ComputeSection;
-use super::data::{DataSection, DatasetChoice, TrainSplitSection};
-use super::error::{ConfigError, conflict, invalid, missing, no_effect};
+use super::data::{DataSection, TrainSplitSection};
+use super::error::{ConfigError, conflict, missing, no_effect};
 use super::family::Family;
 use super::sync::timeout;
 use super::{TrainConfig, file, options, shared_settings};
@@ -14,9 +14,6 @@ use crate::config::cli::{DataArgs, EvalArgs, ModelSection, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// Largest memory for images drawn because a checkpoint asks for them: the file is not trusted.
-const MAX_DRAWN_BYTES: u64 = 4 << 30;
 
 /// Source of the parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -227,45 +224,11 @@ fn data_like(
     };
     // One training image is drawn where none is measured, as no split is empty.
     let drawn = |number: Option<usize>| if needs_train { number } else { Some(1) };
-    let (data, split) = data.decide_with(TrainSplitArgs {
+    data.decide_with(TrainSplitArgs {
         shapes_train: drawn(train_split.shapes_train),
         synthetic_train: drawn(train_split.synthetic_train),
         limit_train: train_split.limit_train.filter(|_| needs_train),
         val_fraction,
         ..TrainSplitArgs::default()
-    })?;
-    expect_few_drawn(&data, &split, &args.data)?;
-    Ok((data, split))
-}
-
-/// Refuses to draw more images than fit into memory because a checkpoint asks for them.
-fn expect_few_drawn(
-    data: &DataSection,
-    split: &TrainSplitSection,
-    typed: &DataArgs,
-) -> Result<(), ConfigError> {
-    let (option, num_test, typed) = match data.dataset {
-        DatasetChoice::Shapes { shapes_test, .. } => {
-            ("--shapes-test", shapes_test, typed.shapes_test)
-        }
-        DatasetChoice::Synthetic { synthetic_test, .. } => {
-            ("--synthetic-test", synthetic_test, typed.synthetic_test)
-        }
-        _ => return Ok(()),
-    };
-    let side = data.image_size() as u64;
-    let fits = |number: usize| (number as u64).saturating_mul(3 * side * side) <= MAX_DRAWN_BYTES;
-    if typed.is_none() && !fits(num_test) {
-        let expected =
-            format!("at most {MAX_DRAWN_BYTES} bytes of images, or the number as a flag");
-        let got = format!("the checkpoint's {num_test} images");
-        return Err(invalid(option, expected, got));
-    }
-    let num_train = split.num_made();
-    if !fits(num_train) {
-        let expected = format!("training images of at most {MAX_DRAWN_BYTES} bytes");
-        let got = format!("the checkpoint's {num_train} images");
-        return Err(invalid("--split", expected, got));
-    }
-    Ok(())
+    })
 }

@@ -64,6 +64,15 @@ pub(super) fn section<T: DeserializeOwned>(flags: &impl Serialize) -> Result<T, 
     read.map_err(|error: toml::de::Error| syntax("options", error))
 }
 
+/// Removes flags from all sections.
+pub(super) fn remove(table: &mut Table, names: &[&str]) {
+    for (_, keys) in table {
+        if let Value::Table(keys) = keys {
+            keys.retain(|name, _| !names.contains(&name));
+        }
+    }
+}
+
 /// The flags laid over the file's options.
 pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
     let mut args: TrainArgs = laid_over(file, flags)?;
@@ -105,11 +114,7 @@ pub(super) fn laid_over<T: DeserializeOwned>(
     if get(&flags, "warmup-epochs").and_then(Value::as_float) == Some(0.0) {
         dropped.push("warmup-start-factor");
     }
-    for (_, keys) in &mut below {
-        if let Value::Table(keys) = keys {
-            keys.retain(|name, _| !dropped.contains(&name));
-        }
-    }
+    remove(&mut below, &dropped);
     for (section, keys) in flags {
         let target = below
             .entry(section)

@@ -274,11 +274,8 @@ impl TrainConfig {
             self.model_name.clone(),
             self.data.dataset.kind().to_string(),
         ];
-        parts.extend(name::changes(
-            &self.to_args(),
-            &self.supported,
-            self.world_size,
-        ));
+        let changes = name::changes(&self.sections, &self.supported, self.world_size);
+        parts.extend(changes.expect("sections have the keys of flags"));
         parts.push(format!("seed{}", self.run.seed));
         parts.join("-")
     }

@@ -6,66 +6,53 @@
 //! part of a name.
 
 use super::choices::ModelOption;
-use super::cli::TrainArgs;
-use super::file;
+use super::error::ConfigError;
 use super::resolve::Sections;
+use super::{file, options};
+use toml::Value;
 
-/// An option of a name.
-struct Named {
-    /// Before the value.
-    prefix: &'static str,
-    value: fn(&TrainArgs) -> Option<String>,
-    clear: fn(&mut TrainArgs),
-}
-
-/// The row of an option.
-macro_rules! named {
-    ($prefix:literal, $section:ident . $option:ident) => {
-        Named {
-            prefix: $prefix,
-            value: |flags| flags.$section.$option.as_ref().map(ToString::to_string),
-            clear: |flags| flags.$section.$option = None,
-        }
-    };
-}
-
-/// The options, in the order of the name.
-const NAMED: [Named; 8] = [
-    named!("", train_split.augment),
-    named!("bs", batch.global_batch_size),
-    named!("", sync.sync),
-    named!("", sync.compress),
-    named!("", optimizer.optimizer),
-    named!("lr", optimizer.learning_rate),
-    named!("wd", optimizer.weight_decay),
-    named!("", compute.dtype),
+/// The options in the order of the name, and a prefix of their values.
+const NAMED: [(&str, &str); 8] = [
+    ("augment", ""),
+    ("global-batch-size", "bs"),
+    ("sync", ""),
+    ("compress", ""),
+    ("optimizer", ""),
+    ("learning-rate", "lr"),
+    ("weight-decay", "wd"),
+    ("dtype", ""),
 ];
 
-/// The words of the options in `flags` that are not what they are by default, the other options
-/// being as they are.
+/// Returns words for the options that are not what they are by default, the other options being as
+/// they are.
 pub(super) fn changes(
-    flags: &TrainArgs,
+    sections: &Sections,
     supported: &[ModelOption],
     world_size: usize,
-) -> Vec<String> {
-    let changed = NAMED.iter().filter_map(
-        |Named {
-             prefix,
-             value,
-             clear,
-         }| {
-            let given = value(flags)?;
-            let mut cleared = flags.clone();
-            clear(&mut cleared);
-            // Without the option the others may contradict each other: then they were chosen for
-            // it.
-            let default = Sections::decide(cleared, supported, world_size)
-                .and_then(|sections| file::section::<TrainArgs>(&sections));
-            let is_default = default.is_ok_and(|default| value(&default).as_ref() == Some(&given));
-            (!is_default).then(|| format!("{prefix}{}", word(&given)))
-        },
-    );
-    changed.collect()
+) -> Result<Vec<String>, ConfigError> {
+    let decided = file::table(sections)?;
+    let mut words = Vec::new();
+    for (name, prefix) in NAMED {
+        let Some(given) = options::get(&decided, name) else {
+            continue;
+        };
+        let mut cleared = decided.clone();
+        file::remove(&mut cleared, &[name]);
+        // Without the option the others may contradict each other: then they were chosen for it.
+        let default = file::section(&cleared)
+            .and_then(|args| Sections::decide(args, supported, world_size))
+            .and_then(|sections| file::table(&sections));
+        if default.is_ok_and(|default| options::get(&default, name) == Some(given)) {
+            continue;
+        }
+        let text = match given {
+            Value::String(text) => text.clone(),
+            Value::Float(number) => number.to_string(),
+            other => other.to_string(),
+        };
+        words.push(format!("{prefix}{}", word(&text)));
+    }
+    Ok(words)
 }
 
 /// `value` with letters that are plain in the name of a file.

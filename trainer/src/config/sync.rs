@@ -21,10 +21,9 @@ const MIB: f64 = 1024.0 * 1024.0;
 
 /// Synchronisation of the gradients or parameters of all ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(into = "SyncArgs")]
 pub struct SyncSection {
     /// The method with the options that it takes.
-    #[serde(flatten)]
     pub method: SyncMethod,
     pub overlap: OnOff,
     pub bucket_mib: Option<f64>,
@@ -68,8 +67,7 @@ impl Default for SyncConfig {
 }
 
 /// A method of synchronisation with the options that it takes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(into = "MethodKeys")]
+#[derive(Debug, Clone, PartialEq)]
 pub enum SyncMethod {
     /// Every step sums all gradients.
     Allreduce {
@@ -110,29 +108,18 @@ pub struct Staleness {
     pub bound: Option<u64>,
 }
 
-/// The options of a method as a file holds them.
-#[derive(Default, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct MethodKeys {
-    sync: Option<SyncKind>,
-    reduction: Option<ReductionChoice>,
-    virtual_shards: Option<usize>,
-    compress: Option<Compression>,
-    compress_warmup_steps: Option<u64>,
-    servers: Option<usize>,
-    server_placement: Option<PlacementKind>,
-    staleness: Option<u64>,
-    every: Option<u64>,
-    from_step: Option<u64>,
-}
-
-impl From<SyncMethod> for MethodKeys {
-    fn from(method: SyncMethod) -> Self {
-        let keys = Self {
-            sync: Some(method.kind()),
+impl From<SyncSection> for SyncArgs {
+    fn from(section: SyncSection) -> Self {
+        let args = Self {
+            sync: Some(section.method.kind()),
+            overlap: Some(section.overlap),
+            bucket_mib: section.bucket_mib,
+            update: Some(section.update),
+            timeout: Some(section.timeout),
+            trace: section.trace,
             ..Self::default()
         };
-        match method {
+        match section.method {
             SyncMethod::Allreduce {
                 compression,
                 compress_warmup_steps,
@@ -140,16 +127,16 @@ impl From<SyncMethod> for MethodKeys {
             } if compression.is_some() => Self {
                 compress: Some(compression),
                 compress_warmup_steps: compression.has_warmup().then_some(compress_warmup_steps),
-                ..keys
+                ..args
             },
             SyncMethod::Allreduce { reduction, .. } => Self {
                 reduction: Some(reduction),
-                ..keys
+                ..args
             },
             SyncMethod::Exact { virtual_shards } => Self {
                 reduction: Some(ReductionChoice::Exact),
                 virtual_shards: Some(virtual_shards),
-                ..keys
+                ..args
             },
             SyncMethod::ParameterServer {
                 servers,
@@ -159,12 +146,12 @@ impl From<SyncMethod> for MethodKeys {
                 servers: Some(servers),
                 server_placement: Some(placement),
                 staleness: asynchronous.and_then(|staleness| staleness.bound),
-                ..keys
+                ..args
             },
             SyncMethod::LocalSgd { every, from_step } => Self {
                 every: Some(every),
                 from_step: Some(from_step).filter(|step| *step > 0),
-                ..keys
+                ..args
             },
         }
     }
