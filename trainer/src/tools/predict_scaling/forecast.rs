@@ -255,8 +255,8 @@ pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
 mod tests {
     use super::super::profile_file::tests::profile;
     use super::*;
-    use crate::config::Family;
     use crate::config::cli::PredictScalingArgs;
+    use crate::config::{Family, ScalingConfig};
 
     fn predicted(args: PredictScalingArgs) -> Forecast {
         let args = PredictScalingArgs {
