@@ -13,6 +13,7 @@ mod silent;
 mod strategy;
 
 use burn::tensor::Device;
+use burn_train::logger::InMemoryMetricLogger;
 use burn_train::{LearnerModel, SupervisedTraining, TrainingStrategy};
 use distributed::{Communicator, ROOT};
 use silent::Silent;
@@ -54,6 +55,6 @@ pub fn data_parallel<M: LearnerModel>(
     }
     training
         .with_application_logger(None)
-        .with_metric_logger(Silent)
+        .with_metric_logger(InMemoryMetricLogger::default())
         .renderer(Box::new(Silent))
 }

@@ -7,12 +7,11 @@ use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Family, WeightSource};
-use crate::measure::gather;
 use crate::model::data::{self, OpenedSplit};
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
 use crate::model::loss;
 use crate::run::checkpoint::ModelInput;
-use crate::run::evaluate::{EvaluateConfig, by_class, evaluate};
+use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
@@ -105,22 +104,10 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
         &device,
         &world.stop,
     )?;
-    let scores = evaluation
-        .scores()
-        .context("eval: stopped by a signal before all images were measured")?;
     let names = input.map_or(samples.class_names(), |input| &input.class_names);
-    let of_root = evaluation
-        .answers(communicator)?
-        .into_iter()
-        .collect::<Vec<_>>();
-    let answers: Vec<((u32, u32), u64)> = gather::found_by_root(communicator, || Ok(of_root))?;
-    let result = by_class(
-        (&split, None),
-        &*samples,
-        scores,
-        names,
-        &answers.into_iter().collect(),
-    );
+    let result = evaluation
+        .by_class((&split, None), &*samples, names, communicator)?
+        .context("eval: stopped by a signal before all images were measured")?;
     world
         .reporter
         .evaluation(&format!("{} on {}", saved.name(), samples.name()), &result);

@@ -133,14 +133,10 @@ impl BestRule {
     /// Forgets a best evaluation that another figure or split has chosen, and returns a warning
     /// about it.
     pub fn forget_other(&self, progress: &mut Progress) -> Option<String> {
-        let other = progress.best.take_if(|best| best.monitor != self.monitor)?;
-        progress.evaluations_since_best = 0;
-        Some(format!(
-            "resume: the best so far, of epoch {}, is forgotten: it was chosen by {}, and {} chooses now",
-            other.epoch + 1,
-            other.monitor,
-            self.monitor
-        ))
+        progress.forget_best(
+            |best| best.monitor != self.monitor,
+            &format!("{} chooses now", self.monitor),
+        )
     }
 
     /// Returns true if `--patience` ends the run.
@@ -281,7 +277,7 @@ mod tests {
             rule_of_test
                 .forget_other(&mut progress)
                 .unwrap()
-                .contains("it was chosen by test-top1")
+                .contains("by test-top1 of epoch 4")
         );
         assert_eq!(progress.best, None);
     }

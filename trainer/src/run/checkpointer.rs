@@ -227,12 +227,8 @@ impl<'a> Checkpointer<'a> {
         stepper: &mut Stepper<M>,
         ema: Option<&mut Ema>,
     ) -> Result<Progress> {
-        let Session {
-            communicator,
-            reporter,
-            ..
-        } = self.session;
-        let communicator = &**communicator;
+        let reporter = self.session.reporter;
+        let communicator = &*self.session.communicator;
         let mut model = stepper.model().clone();
         let mut state = Vec::new();
         let mut tensors = Vec::new();

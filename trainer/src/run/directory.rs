@@ -5,7 +5,7 @@
 //! Invariant: one process writes to a directory, and no run writes to the directory of another run
 //! by accident. A run that was killed leaves no lock. A reader never sees half a file.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -126,26 +126,20 @@ impl RunDirectory {
             if config.resume && !path.exists() {
                 reject_misspelling(path)?;
             }
-            return Ok(Some(path.clone()).filter(|path| path.is_dir()));
+            return Ok(path.is_dir().then(|| path.clone()));
         }
         if !config.resume {
             return Ok(None);
         }
-        let first = runs.join(config.run_name());
-        let mut paths: Vec<PathBuf> = numbers(&first)?
-            .into_iter()
-            .map(|number| numbered_path(&first, number))
-            .filter(|path| path.is_dir())
-            .collect();
+        let mut paths = numbered(&runs.join(config.run_name()))?;
+        paths.retain(|_, path| path.is_dir());
         if paths.len() > 1 {
-            let names: Vec<String> = paths
-                .iter()
-                .map(|path| path.display().to_string())
-                .collect();
+            let names = paths.values().map(|path| path.display().to_string());
+            let names: Vec<String> = names.collect();
             let expected = "the --output-dir of one run, since several have this name";
             return Err(invalid("--resume", expected, names.join(", ")).into());
         }
-        Ok(paths.pop())
+        Ok(paths.into_values().next())
     }
 
     pub fn path(&self) -> &Path {
@@ -317,7 +311,8 @@ fn create(runs: &Path, config: &TrainConfig) -> Result<PathBuf> {
     }
     file::create_folder(runs)?;
     let first = runs.join(config.run_name());
-    let mut number = numbers(&first)?.last().map_or(1, |last| last + 1);
+    let taken = numbered(&first)?;
+    let mut number = taken.last_key_value().map_or(1, |(last, _)| last + 1);
     loop {
         let path = numbered_path(&first, number);
         match fs::create_dir(&path) {
@@ -338,25 +333,23 @@ fn numbered_path(first: &Path, number: u32) -> PathBuf {
     }
 }
 
-/// Returns the numbers of the paths of [`numbered_path`] that exist.
-fn numbers(first: &Path) -> Result<BTreeSet<u32>> {
-    let folder = first.parent().unwrap_or(Path::new("."));
-    let mut numbers = BTreeSet::new();
-    for name in names(folder)? {
-        let path = folder.join(&name);
-        let number = name
-            .rsplit_once('-')
-            .and_then(|(_, number)| number.parse().ok());
-        if path == first {
-            numbers.insert(1);
-        } else if let Some(number) = number
-            && number > 1
+/// Returns the paths of [`numbered_path`] that exist.
+fn numbered(first: &Path) -> Result<BTreeMap<u32, PathBuf>> {
+    let mut paths = BTreeMap::new();
+    for name in names(first.parent().unwrap_or(Path::new(".")))? {
+        let path = first.with_file_name(&name);
+        let number = match name.rsplit_once('-') {
+            _ if path == first => Some(1),
+            Some((_, number)) => number.parse().ok(),
+            None => None,
+        };
+        if let Some(number) = number
             && path == numbered_path(first, number)
         {
-            numbers.insert(number);
+            paths.insert(number, path);
         }
     }
-    Ok(numbers)
+    Ok(paths)
 }
 
 /// Returns the names in a folder; none if it does not exist.

@@ -12,12 +12,12 @@ use datasets::{
     DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization,
     ShardConfig, ShardPlan,
 };
+use distributed::Communicator;
 use distributed::replica::average_norm_statistics;
-use distributed::{Communicator, ROOT};
 use records::EvaluationByClass;
 
 use crate::config::InputKind;
-use crate::measure::gather::{to_root, total_scores_with};
+use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::model::input::{Input, Loaded};
@@ -61,50 +61,39 @@ impl Evaluation {
             .and_then(|sums| sums.evaluation(self.metrics.clone()))
     }
 
-    /// Returns the number of samples of each (label, answer): over all ranks on root, of the rank
-    /// itself on others.
+    /// Returns the record of this evaluation of `(split, epoch)`; `names` are the classes of the model.
+    /// `None` if a rank interrupted the evaluation.
     /// Collective: all ranks.
     ///
     /// # Errors
     /// If a collective fails.
-    pub fn answers(&self, communicator: &dyn Communicator) -> Result<BTreeMap<(u32, u32), u64>> {
-        let own: Vec<(u32, u32, u64)> = self
-            .own_answers
-            .iter()
-            .map(|(&(label, answer), &count)| (label, answer, count))
-            .collect();
-        let mut all = self.own_answers.clone();
-        to_root(communicator, serde_json::to_vec(&own)?, |rank, bytes| {
-            if rank != ROOT {
-                for (label, answer, count) in
-                    serde_json::from_slice::<Vec<(u32, u32, u64)>>(&bytes)?
-                {
-                    *all.entry((label, answer)).or_default() += count;
-                }
+    pub fn by_class(
+        &self,
+        (split, epoch): (&str, Option<u64>),
+        dataset: &dyn ImageDataset,
+        names: &[String],
+        communicator: &dyn Communicator,
+    ) -> Result<Option<EvaluationByClass>> {
+        let Some(scores) = self.scores() else {
+            return Ok(None);
+        };
+        let own: Vec<_> = self.own_answers.iter().collect();
+        let mut answers = BTreeMap::new();
+        for bytes in communicator.all_gather(&serde_json::to_vec(&own)?)? {
+            for (place, count) in serde_json::from_slice::<Vec<((u32, u32), u64)>>(&bytes)? {
+                *answers.entry(place).or_default() += count;
             }
-            Ok(())
-        })?;
-        Ok(all)
+        }
+        let whole = EvaluationByClass {
+            split: split.to_owned(),
+            epoch,
+            dataset: dataset.name().to_owned(),
+            dataset_checksum: dataset.checksum(),
+            scores,
+            ..Default::default()
+        };
+        Ok(Some(whole.with_counts(names, &answers)))
     }
-}
-
-/// Returns the record of an evaluation of `(split, epoch)`; `names` are the classes of the model.
-pub fn by_class(
-    (split, epoch): (&str, Option<u64>),
-    dataset: &dyn ImageDataset,
-    scores: records::Evaluation,
-    names: &[String],
-    answers: &BTreeMap<(u32, u32), u64>,
-) -> EvaluationByClass {
-    let whole = EvaluationByClass {
-        split: split.to_owned(),
-        epoch,
-        dataset: dataset.name().to_owned(),
-        dataset_checksum: dataset.checksum(),
-        scores,
-        ..Default::default()
-    };
-    whole.with_counts(names, answers)
 }
 
 /// The error for an image that a rank could not read; the same on all ranks.

@@ -47,9 +47,6 @@ pub fn facts(
         (true, false) => format!("by {monitor}; there is no test split"),
         _ => format!("by {monitor}; the run has no val split, so the test split chooses the best"),
     };
-    let output = directory.map_or(String::new(), |directory| {
-        directory.path().display().to_string()
-    });
     let mut facts = vec![
         (
             "version",
@@ -57,25 +54,28 @@ pub fn facts(
         ),
         ("data", format!("{images} images")),
         ("best", best),
-        ("checksum", data.train_checksum.clone()),
         (
             "ranks",
-            format!("{} on {}", launch.ranks, launch.nodes.join(", ")),
+            format!(
+                "{} on {}, {} threads each, {}",
+                launch.ranks,
+                launch.nodes.join(", "),
+                launch.threads_per_rank,
+                launch.mpi_library
+            ),
         ),
-        ("threads per rank", launch.threads_per_rank.to_string()),
-        ("communication", launch.mpi_library.clone()),
-        ("processor", manifest.cpu_model.clone()),
-        ("output", output),
     ];
+    if let Some(directory) = directory {
+        facts.push(("output", directory.path().display().to_string()));
+    }
     if let Some(weights) = class_weights {
         const NUM_SHOWN: usize = 10;
         let shown = weights.iter().take(NUM_SHOWN);
         let shown: Vec<String> = shown.map(|weight| format!("{weight:.4}")).collect();
-        let mut text = shown.join(" ");
-        if weights.len() > NUM_SHOWN {
-            text.push_str(&format!(" and {} more", weights.len() - NUM_SHOWN));
-        }
-        facts.push(("class weights", text));
+        facts.push((
+            "class weights",
+            format!("{} of {} classes", shown.join(" "), weights.len()),
+        ));
     }
     facts
 }

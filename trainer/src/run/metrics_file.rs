@@ -31,28 +31,26 @@ impl MetricsFile {
             read_lines(path).with_context(|| format!("cannot read {shown}"))?;
         let mut lines = Vec::new();
         let mut epochs = BTreeSet::new();
-        let mut first_unreadable = None;
-        for (number, line) in (1..).zip(&found) {
-            match &line.record {
-                Ok(record) if record.epoch < epoch => {
-                    lines.push(line.text.as_str());
-                    epochs.insert(record.epoch);
-                }
-                Err(_) if !line.text.trim().is_empty() => {
-                    first_unreadable.get_or_insert(number);
-                }
-                _ => {}
+        for line in &found {
+            if let Ok(record) = &line.record
+                && record.epoch < epoch
+            {
+                lines.push(line.text.as_str());
+                epochs.insert(record.epoch);
             }
         }
+        let is_unreadable =
+            |line: &JsonLine<EpochRecord>| line.record.is_err() && !line.text.trim().is_empty();
         let mut warnings = Vec::from_iter(missing(&epochs, epoch));
-        if let Some(number) = first_unreadable {
+        if let Some(index) = found.iter().position(is_unreadable) {
             let copy = (1..)
                 .map(|number| session_path(path, number))
                 .find(|copy| !copy.exists());
             let copy = copy.context("metrics: no free name")?;
             file::replace(&copy, &file::read(path)?)?;
             warnings.push(format!(
-                "line {number} cannot be read; {} is a copy of the file",
+                "line {} cannot be read; {} is a copy of the file",
+                index + 1,
                 copy.display()
             ));
         }

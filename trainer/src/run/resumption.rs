@@ -12,9 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use datasets::{DatasetSplits, ImageDataset};
 use distributed::gradients::CompressionKind;
 
-use crate::config::{
-    BatchNormKind, Compression, ConfigDifference, DatasetChoice, SyncMethod, TrainConfig,
-};
+use crate::config::{BatchNormKind, Compression, ConfigDifference, SyncMethod, TrainConfig};
 use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointStore, Damaged, Progress};
@@ -87,7 +85,7 @@ impl Resumption {
             resumption.checkpoint.directory.display()
         );
         resumption.check_config(config)?;
-        resumption.check_data(config, data, allow_changed_data)?;
+        resumption.check_data(data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
         let step = resumption.checkpoint.state.progress.schedule_step();
         let before = &resumption.before;
@@ -134,12 +132,7 @@ impl Resumption {
         Ok(())
     }
 
-    fn check_data(
-        &mut self,
-        config: &TrainConfig,
-        data: &DatasetSplits,
-        allow_changed_data: bool,
-    ) -> Result<()> {
+    fn check_data(&mut self, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {
         let state = &mut self.checkpoint.state;
         if let Some(other) = state.input.other_class(data.train.class_names()) {
             bail!(
@@ -165,31 +158,18 @@ impl Resumption {
                 in_words(before),
                 in_words(now)
             );
-            if !allow_changed_data {
-                let manifest = match config.data.dataset {
-                    DatasetChoice::Shards(_) => " (a new or removed MANIFEST changes it, too)",
-                    _ => "",
-                };
-                bail!(
-                    "{change}{manifest}. Restore the data, choose another --output-dir, or continue with --allow-changed-data"
-                );
-            }
+            ensure!(
+                allow_changed_data,
+                "{change}. Restore the data, choose another --output-dir, or continue with --allow-changed-data"
+            );
             self.warnings.push(format!(
                 "{change}. Continuing because of --allow-changed-data"
             ));
-            let progress = &mut state.progress;
-            if let Some(best) = progress
-                .best
-                .take_if(|best| best.monitor.starts_with(&format!("{split}-")))
-            {
-                progress.evaluations_since_best = 0;
-                self.warnings.push(format!(
-                    "resume: the best so far, {} {:.4} after epoch {}, is forgotten: it was measured on other {split} images",
-                    best.monitor,
-                    best.value,
-                    best.epoch + 1
-                ));
-            }
+            let monitored = format!("{split}-");
+            self.warnings.extend(state.progress.forget_best(
+                |best| best.monitor.starts_with(&monitored),
+                &format!("it was measured on other {split} images"),
+            ));
         }
         Ok(())
     }
@@ -219,26 +199,25 @@ impl Resumption {
 
 /// Returns the reason why an option cannot change.
 fn reason(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
-    match key.as_str() {
+    let reason = match key.as_str() {
         "schedule.epochs" => {
             return format!(
                 "the learning rate depends on it: add --schedule-epochs {now} to stretch the schedule, or --schedule-epochs {before} to keep it"
             );
         }
         "schedule.milestones" => "passed milestones cannot change",
-        "run.seed" => "it determines the order of the samples",
-        "batch.global-batch-size" | "train-split.drop-last" => {
-            "the position in the epoch is a number of batches"
-        }
         OPTIMIZER => "the saved optimizer state belongs to that optimizer",
         "data.eval-split" => "that split chose the best model",
         _ if key.starts_with("model.") => "the saved parameters belong to that network",
-        _ if key.starts_with("data.") || key.starts_with("train-split.") => {
-            "the saved position is one in those images"
+        _ if ["data.", "train-split.", "batch.", "run.seed"]
+            .iter()
+            .any(|start| key.starts_with(start)) =>
+        {
+            "the saved position is one in those batches"
         }
         _ => "the steps before and after would belong to two different trainings",
-    }
-    .to_owned()
+    };
+    reason.to_owned()
 }
 
 /// Returns the milestones before the present position.

@@ -77,13 +77,10 @@ impl SavedModel {
     /// # Errors
     /// If it is not a configuration of this program.
     pub fn trained(&self) -> Result<Option<TrainConfig>> {
-        let config = self
-            .state
-            .as_ref()
-            .map(|state| serde_json::from_value(state.config.clone()));
-        config
-            .transpose()
-            .context("configuration in the checkpoint")
+        let Some(state) = &self.state else {
+            return Ok(None);
+        };
+        serde_json::from_value(state.config.clone()).context("configuration in the checkpoint")
     }
 
     /// Returns the model with the saved values.

@@ -110,29 +110,34 @@ impl HashRecorder {
         let Some(lines) = &mut self.lines else {
             return Ok(());
         };
-        let word_of_ranks = |place: usize| -> Vec<String> {
-            let word = |bytes: &Vec<u8>| hexadecimal(&bytes[8 * place..8 * place + 8]);
-            all.iter().map(word).collect()
+        // Two words of every step: its loss and its parameters.
+        let words_of_ranks = |place: usize| -> Vec<String> {
+            all.iter()
+                .map(|bytes| hexadecimal(&bytes[8 * place..8 * place + 8]))
+                .collect()
         };
-        let mut records = Vec::new();
-        for (index, step) in own.iter().enumerate() {
-            let names = layout.entries().iter().map(|entry| entry.path.clone());
-            records.push(StepHashes {
+        let records: Vec<StepHashes> = own
+            .iter()
+            .enumerate()
+            .map(|(index, step)| StepHashes {
                 step: step.step,
-                losses: word_of_ranks(2 * index),
-                parameters: word_of_ranks(2 * index + 1),
+                losses: words_of_ranks(2 * index),
+                parameters: words_of_ranks(2 * index + 1),
                 tensors: step
                     .tensors
                     .iter()
-                    .map(|hash| hexadecimal(&hash.to_be_bytes()))
+                    .map(|hash| format!("{hash:016x}"))
                     .collect(),
-                names: if step.step == 0 {
-                    names.collect()
-                } else {
-                    Vec::new()
+                names: match step.step {
+                    0 => layout
+                        .entries()
+                        .iter()
+                        .map(|entry| entry.path.clone())
+                        .collect(),
+                    _ => Vec::new(),
                 },
-            });
-        }
+            })
+            .collect();
         if let Err(error) = lines.append(&records) {
             reporter.warn(&format!(
                 "hashes of the first steps: {error}. `trainer verify-run` can compare only the steps before"

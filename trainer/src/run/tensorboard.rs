@@ -63,39 +63,28 @@ fn directory_in(run_toml: &Path) -> Option<PathBuf> {
 impl<'a> Tensorboard<'a> {
     /// Opens the file of a session that continues after `num_steps` steps.
     pub fn open(session: &Session<'a>, num_steps: u64) -> Self {
-        let directory = session
-            .config
-            .run
-            .tensorboard
-            .as_deref()
-            .filter(|_| session.communicator.rank() == ROOT);
-        // Events of the last step stay; a run that starts again at its beginning replaces all
-        // events.
-        let first_step = if num_steps == 0 { 0 } else { num_steps + 1 };
-        let node = &session.communicator.topology().node;
-        let file = directory.and_then(|directory| {
-            let created = EventFile::create(directory, node, first_step);
-            created
-                .inspect_err(|error| {
-                    let text = format!("--tensorboard: {error:#}; no events are written");
-                    session.reporter.warn(&text);
-                })
-                .ok()
-        });
-        if file.is_some()
-            && matches!(
-                session.config.sync.method,
-                SyncMethod::ParameterServer { .. }
-            )
+        let reporter = session.reporter;
+        let mut file = None;
+        if let Some(directory) = &session.config.run.tensorboard
+            && session.communicator.rank() == ROOT
         {
-            session.reporter.note(
-                "--tensorboard: no histograms, since with parameter servers no rank has the summed gradients",
-            );
+            // Events of the last step stay; a run that starts again at its beginning replaces all
+            // events.
+            let first_step = if num_steps == 0 { 0 } else { num_steps + 1 };
+            let node = &session.communicator.topology().node;
+            match EventFile::create(directory, node, first_step) {
+                Ok(created) => file = Some(created),
+                Err(error) => {
+                    reporter.warn(&format!("--tensorboard: {error:#}; no events are written"));
+                }
+            }
+            if let SyncMethod::ParameterServer { .. } = session.config.sync.method {
+                reporter.note(
+                    "--tensorboard: no histograms, since with parameter servers no rank has the summed gradients",
+                );
+            }
         }
-        Self {
-            file,
-            reporter: session.reporter,
-        }
+        Self { file, reporter }
     }
 
     pub fn is_open(&self) -> bool {
@@ -164,28 +153,25 @@ impl<'a> Tensorboard<'a> {
 
     /// Writes the figures of an epoch.
     pub fn epoch(&mut self, record: &EpochRecord) {
+        let exposed = record.exposed_share().filter(|_| record.num_ranks > 1);
         let measured = [
             ("train/loss", record.train_loss),
             ("train/accuracy", record.train_top1),
             ("epoch/images_per_second", record.speed()),
-            (
-                "epoch/exposed_communication_share",
-                record.exposed_share().filter(|_| record.num_ranks > 1),
-            ),
+            ("epoch/exposed_communication_share", exposed),
         ];
         let mut values: Vec<_> = measured
             .iter()
             .filter_map(|(tag, value)| Some(scalar(tag, (*value)?)))
             .collect();
         if let Some((split, scores)) = record.evaluation() {
-            let further = scores
-                .metrics
-                .iter()
-                .map(|(name, value)| (name.as_str(), *value));
-            let all = [("loss", scores.loss), ("accuracy", scores.top1)]
-                .into_iter()
-                .chain(further);
-            values.extend(all.map(|(name, value)| scalar(&format!("{split}/{name}"), value)));
+            let mut add =
+                |name: &str, value| values.push(scalar(&format!("{split}/{name}"), value));
+            add("loss", scores.loss);
+            add("accuracy", scores.top1);
+            for (name, value) in &scores.metrics {
+                add(name, *value);
+            }
         }
         self.add(record.step, values);
     }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cluster::failure::Outcome;
-use distributed::Communicator;
 use distributed::communicator::{Launcher, SingleCommunicator, check_world, join, leave};
+use distributed::{Communicator, ROOT};
 
 use crate::config::ConfigError;
-use crate::measure::report;
+use crate::measure::report::{self, Reporter};
 use crate::world::panics;
 use crate::world::ranks::World;
 use crate::world::stop::StopFlag;
@@ -59,10 +59,11 @@ pub fn launch<T: Termination>(start: Start, work: impl FnOnce(&World) -> Result<
         Start::World => check_world(&*communicator).map_err(Into::into),
         _ => Ok(()),
     };
+    let reporter = Reporter::new(communicator.rank() == ROOT);
     let done = checked.and_then(|()| {
         work(&World {
             is_only_rank: true,
-            ..World::new(Arc::clone(&communicator), stop)
+            ..World::reporting(Arc::clone(&communicator), stop, reporter)
         })
     });
     leave(Some(&*communicator), done, report_failure)

@@ -44,13 +44,7 @@ pub struct World {
 }
 
 impl World {
-    /// Returns this rank of `communicator`; root prints on the console.
-    pub fn new(communicator: Arc<dyn Communicator>, stop: StopFlag) -> Self {
-        let reporter = Reporter::new(communicator.rank() == ROOT);
-        Self::reporting(communicator, stop, reporter)
-    }
-
-    /// As [`new`](Self::new); root prints to `reporter`.
+    /// Returns this rank of `communicator`; root prints to `reporter`.
     pub fn reporting(
         communicator: Arc<dyn Communicator>,
         stop: StopFlag,

@@ -212,11 +212,11 @@ fn a_refused_resume_changes_no_file_and_a_plain_one_continues() {
             ),
             (
                 "--resume --seed 4",
-                "run.seed was 0, is 4 (it determines the order of the samples)",
+                "run.seed was 0, is 4 (the saved position is one in those batches)",
             ),
             (
                 "--resume --global-batch-size 8",
-                "is 8 (the position in the epoch is a number of batches)",
+                "is 8 (the saved position is one in those batches)",
             ),
             (
                 "--resume --model resnet14",
@@ -224,7 +224,7 @@ fn a_refused_resume_changes_no_file_and_a_plain_one_continues() {
             ),
             (
                 "--resume --shapes-train 80",
-                "train-split.shapes-train was 104, is 80 (the saved position is one in those images)",
+                "train-split.shapes-train was 104, is 80 (the saved position is one in those batches)",
             ),
             (
                 "--resume --optimizer adamw",

@@ -131,7 +131,7 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         let mut scores = run_ranks(world_size, |communicator| {
             let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());
             let device = Device::flex();
-            let stop = StopFlag::new();
+            let stop = StopFlag::default();
             let normalization = &splits.normalization;
             evaluate(
                 &model,

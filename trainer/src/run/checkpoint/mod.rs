@@ -79,7 +79,7 @@ impl Checkpoint {
             .and_then(|file| file.take(MAX_SUM_BYTES).read_to_string(&mut line))
             .with_context(|| format!("checksum {}", sums.display()))?;
         let expected = line.split_whitespace().next().unwrap_or_default();
-        let got = hexadecimal(Sha256::digest(&text));
+        let got = format!("{:x}", Sha256::digest(&text));
         ensure!(
             got == expected,
             "{}: expected sha256 {expected} (of {STATE_SUM_FILE}), got {got}",
@@ -313,12 +313,7 @@ fn read_state(path: &Path) -> Result<String> {
 
 /// Returns the line that `sha256sum` writes for a state.
 fn state_sum_line(text: &[u8]) -> String {
-    format!("{}  {STATE_FILE}\n", hexadecimal(Sha256::digest(text)))
-}
-
-fn hexadecimal(digest: impl AsRef<[u8]>) -> String {
-    let bytes = digest.as_ref().iter();
-    bytes.map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}  {STATE_FILE}\n", Sha256::digest(text))
 }
 
 fn sha256_of_file(path: &Path) -> Result<String> {
@@ -326,5 +321,5 @@ fn sha256_of_file(path: &Path) -> Result<String> {
     file::open(path)
         .and_then(|file| io::copy(&mut Counted(file), &mut digest))
         .with_context(|| path.display().to_string())?;
-    Ok(hexadecimal(digest.finalize()))
+    Ok(format!("{:x}", digest.finalize()))
 }

@@ -60,6 +60,21 @@ impl Progress {
                 .is_some_and(|best| best.epoch.checked_add(1) == Some(self.epoch))
     }
 
+    /// Forgets a best evaluation that `is_other`, and returns a warning about it.
+    pub fn forget_best(
+        &mut self,
+        is_other: impl Fn(&Best) -> bool,
+        reason: &str,
+    ) -> Option<String> {
+        let best = self.best.take_if(|best| is_other(best))?;
+        self.evaluations_since_best = 0;
+        Some(format!(
+            "resume: the best so far, by {} of epoch {}, is forgotten: {reason}",
+            best.monitor,
+            best.epoch + 1
+        ))
+    }
+
     /// Returns the step that the schedule counts: `step_in_epoch` steps after the beginning of
     /// `epoch`.
     pub fn schedule_step(&self) -> u64 {

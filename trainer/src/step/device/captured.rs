@@ -74,6 +74,24 @@ impl Capture {
         step: &Step,
         timer: &Timer,
     ) -> Result<bool> {
+        let is_replayed = self.try_replay(model, replica, batches, step, timer)?;
+        if !is_replayed {
+            self.update_model(model, &replica.optimizer);
+            if let Some(captured) = &mut self.captured {
+                captured.latest = Latest::Model;
+            }
+        }
+        Ok(is_replayed)
+    }
+
+    fn try_replay<M: ImageClassifier>(
+        &mut self,
+        model: &mut M,
+        replica: &mut DeviceReplica,
+        batches: &[DeviceBatch],
+        step: &Step,
+        timer: &Timer,
+    ) -> Result<bool> {
         let can_replay = self.is_possible
             && !step.can_skip
             && step.loss_scale == 1
@@ -81,7 +99,6 @@ impl Capture {
             && step.num_own > 0
             && model.is_recordable();
         let [batch] = batches else {
-            self.leave(model, &replica.optimizer);
             return Ok(false);
         };
         let shape = batch.shape;
@@ -95,7 +112,6 @@ impl Capture {
         let has_settled = can_replay && self.shapes.has_settled(shape);
         let fits = captured_shape == Some(shape);
         if !can_replay || !(fits || has_settled) {
-            self.leave(model, &replica.optimizer);
             return Ok(false);
         }
         let _forward = timer.enter(Phase::Forward);
@@ -103,7 +119,7 @@ impl Capture {
         if targets.mixed.is_some() {
             self.is_possible = false;
         } else if !fits {
-            self.leave(model, &replica.optimizer);
+            self.update_model(model, &replica.optimizer);
             // Ahead of the capture, as it takes as much memory.
             self.captured = None;
             // No thread may read while the device captures.
@@ -123,7 +139,7 @@ impl Capture {
         let captured = match &mut self.captured {
             Some(captured) if self.is_possible => captured,
             _ => {
-                self.leave(model, &replica.optimizer);
+                self.update_model(model, &replica.optimizer);
                 self.captured = None;
                 return Ok(false);
             }
@@ -156,14 +172,6 @@ impl Capture {
         {
             *model = captured.place(model.clone(), optimizer);
             captured.latest = Latest::Both;
-        }
-    }
-
-    /// Prepares a step that is not a replay.
-    fn leave<M: ImageClassifier>(&mut self, model: &mut M, optimizer: &DeviceOptimizer) {
-        self.update_model(model, optimizer);
-        if let Some(captured) = &mut self.captured {
-            captured.latest = Latest::Model;
         }
     }
 }

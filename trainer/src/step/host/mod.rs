@@ -9,32 +9,29 @@
 //! DistributedDataParallel; Lin et al. 2020 (1808.07217) for local SGD.
 
 mod bucket_hook;
-mod custom;
-mod exact;
 mod optimizer;
 mod servers;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
-use anyhow::Result;
-use burn::module::Module;
-use burn::tensor::Tensor;
+use anyhow::{Result, anyhow, ensure};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::{Bytes, Tensor};
 use distributed::gradients::{
-    AllReducer, BucketContext, BucketPlan, BucketReduction, CompressedReduction, ExactReduction,
-    GradientReducer, MicroStepConfig, ReducerConfig, ReductionKind, StepHeader, SyncedGradients,
-    Traffic, agree,
+    AllReducer, BucketContext, BucketPlan, BucketReduction, CompressedReduction, ExactReducer,
+    ExactReduction, GradientReducer, MicroStepConfig, ReducerConfig, ReductionKind, StepHeader,
+    SyncedGradients, Traffic, agree,
 };
-use distributed::replica::{ParameterLayout, read};
+use distributed::replica::{ParameterLayout, read, write};
 use distributed::watchdog::Phase;
 use distributed::{CollectiveError, Communicator};
 
 use self::bucket_hook::BucketHook;
-pub use self::custom::CustomOptimizer;
-use self::custom::with_ids_by_order;
-use self::exact::ShardStatistics;
 use self::optimizer::HostOptimizer;
 use self::servers::Servers;
 pub use self::servers::{check_threads, serve};
@@ -450,5 +447,124 @@ fn reduction(
         }
         #[cfg(not(feature = "nccl"))]
         None => unreachable!("a program without nccl refuses --reduction nccl before it starts"),
+    }
+}
+
+/// The running norm statistics of a step's virtual shards, one a micro-batch: the same bits on any
+/// number of ranks, since shards are kept apart until they are added up exactly.
+#[derive(Debug)]
+pub(super) struct ShardStatistics {
+    layout: ParameterLayout,
+    reducer: ExactReducer,
+    num_shards: usize,
+    /// Statistics at the start of the step.
+    start: Vec<f32>,
+    /// Statistics after each of this rank's shards that had samples.
+    shards: Vec<Vec<f32>>,
+}
+
+impl ShardStatistics {
+    /// Collective: all ranks.
+    fn new<M: Module>(
+        model: &M,
+        communicator: Arc<dyn Communicator>,
+        num_shards: usize,
+    ) -> Result<Self> {
+        Ok(Self {
+            layout: ParameterLayout::statistics(model),
+            num_shards,
+            reducer: ExactReducer::new(communicator)?,
+            start: Vec::new(),
+            shards: Vec::new(),
+        })
+    }
+
+    fn begin_step<M: Module>(&mut self, model: &M) {
+        self.start = read(model, &self.layout);
+        self.shards.clear();
+    }
+
+    /// Takes a shard's statistics and resets the model to the start of the step.
+    fn end_shard<M: Module>(&mut self, model: &mut M) {
+        self.shards.push(read(model, &self.layout));
+        *model = write(model.clone(), &self.layout, &self.start);
+    }
+
+    /// Gives the model the mean over the shards of all ranks that had some of the `num_samples`.
+    /// Collective: all ranks.
+    fn end_step<M: Module>(&mut self, model: &mut M, num_samples: usize) -> Result<()> {
+        let num_shards = self.num_shards.min(num_samples) as f32;
+        for shard in &mut self.shards {
+            for (value, start) in shard.iter_mut().zip(&self.start) {
+                *value -= start;
+            }
+        }
+        let shards: Vec<&[f32]> = self.shards.iter().map(Vec::as_slice).collect();
+        let mut means = vec![0.0; self.layout.num_elements()];
+        self.reducer.sum_shards(&shards, &mut means)?;
+        for (mean, start) in means.iter_mut().zip(&self.start) {
+            *mean = start + *mean / num_shards;
+        }
+        *model = write(model.clone(), &self.layout, &means);
+        Ok(())
+    }
+}
+
+/// A custom optimizer: any of burn's, or one written for a program. Its record identifies
+/// parameters by id, so a parameter has the same id in every process.
+#[derive(Clone)]
+pub struct CustomOptimizer(pub ModuleOptimizer);
+
+impl CustomOptimizer {
+    /// Returns the state as burn writes it.
+    ///
+    /// # Panics
+    /// If burn cannot write it, which its own optimizers' states cannot cause.
+    fn record(&self) -> Vec<u8> {
+        let bytes = self.0.into_bytes();
+        let bytes = bytes.expect("the optimizer's state can be written");
+        bytes.to_vec()
+    }
+
+    /// Continues from a [`record`](Self::record).
+    ///
+    /// # Errors
+    /// If it is not one, or of an optimizer whose state has another form: burn ignores what it
+    /// cannot use.
+    fn restore(&mut self, record: &[u8]) -> Result<()> {
+        let record = OptimizerRecord::from_bytes(Bytes::from_bytes_vec(record.to_vec()));
+        let record = record.map_err(|error| {
+            anyhow!("record of the custom optimizer: {error}. Use another checkpoint")
+        })?;
+        let expected = record.len();
+        self.0 = self.0.clone().load_record(record);
+        let taken = self.0.to_record().len();
+        ensure!(
+            taken == expected,
+            "record of the custom optimizer: expected {expected} tensors to be of this optimizer, got {taken}. Resume with the program \
+             that started the run, or start another run from its --weights"
+        );
+        Ok(())
+    }
+}
+
+impl fmt::Debug for CustomOptimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CustomOptimizer")
+    }
+}
+
+/// Returns `model` with parameters whose ids are their places in module order.
+fn with_ids_by_order<M: Module>(model: M) -> M {
+    model.map(&mut Numbering(0))
+}
+
+struct Numbering(u64);
+
+impl ModuleMapper for Numbering {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.0 += 1;
+        let (_, tensor, mapper) = param.consume();
+        Param::from_mapped_value(ParamId::from(self.0), tensor, mapper)
     }
 }

@@ -28,22 +28,9 @@ pub struct StopFlag {
 }
 
 impl StopFlag {
-    /// Returns a flag that only [`StopFlag::raise`] sets.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Returns a flag that raises itself at the read after `num_looks` others, for a stop at a
-    /// known place: a run reads it once at its start, once a step, once a batch of an evaluation
-    /// and once at its end.
-    pub fn after_looks(num_looks: u64) -> Self {
-        Self {
-            looks_left: Some(Arc::new(AtomicU64::new(num_looks))),
-            ..Self::default()
-        }
-    }
-
-    /// Returns the same flag, which also raises itself as in [`after_looks`](Self::after_looks).
+    /// Returns the same flag, which also raises itself at the read after `num_looks` others, for a
+    /// stop at a known place: a run reads it once at its start, once a step, once a batch of an
+    /// evaluation and once at its end.
     pub fn or_after_looks(&self, num_looks: u64) -> Self {
         Self {
             looks_left: Some(Arc::new(AtomicU64::new(num_looks))),
@@ -62,7 +49,7 @@ impl StopFlag {
     /// # Errors
     /// If the operating system refuses to register a handler.
     pub fn on_signals() -> std::io::Result<Self> {
-        let stop = Self::new();
+        let stop = Self::default();
         // The handlers that end the process are registered before those that set the flags: the
         // first signal finds the flags down.
         flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop.raised))?;
