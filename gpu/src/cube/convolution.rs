@@ -62,7 +62,7 @@ pub fn convolve(
     };
     let shape = table.shape().dims::<4>();
     let [images, height, width, _] = shape;
-    let (plan, staged) = Plan::on(
+    let (plan, staged) = ConvolutionPlan::on(
         table.client.properties(),
         shape,
         channels_of_result,
@@ -111,19 +111,19 @@ pub fn takes_convolution(
     channels_of_result: usize,
     dtype: DType,
 ) -> bool {
-    Plan::on(device, table, channels_of_result, dtype).is_some()
+    ConvolutionPlan::on(device, table, channels_of_result, dtype).is_some()
 }
 
 /// Partition of a convolution; constants of the compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Plan {
+pub(super) struct ConvolutionPlan {
     /// Strip of the input table.
     strip: Strip,
     /// Channels of the result.
     channels: usize,
 }
 
-impl Plan {
+impl ConvolutionPlan {
     /// Returns the plan for a device, with the number format of its matrix units.
     fn on(
         device: &DeviceProperties,
@@ -244,7 +244,7 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
     weight: &[Vector<E, V>],
     result: &mut [Vector<E, V>],
     strips: usize,
-    #[comptime] plan: Plan,
+    #[comptime] plan: ConvolutionPlan,
     #[comptime] is_gradient: bool,
     #[define(E)] _element: ElemType,
     #[define(S)] _staged: ElemType,

@@ -79,7 +79,7 @@ fn like(tensor: CubeTensor, table: &CubeTensor) -> CubeTensor {
 
 /// Partition of a table into cubes and their units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
+struct TablePlan {
     rows: usize,
     channels: usize,
     /// Channels per vector.
@@ -92,7 +92,7 @@ struct Plan {
     blocks: usize,
 }
 
-impl Plan {
+impl TablePlan {
     fn of(table: &CubeTensor) -> Self {
         let shape = table.shape();
         let channels = shape.iter().last().copied().unwrap_or(1).max(1);

@@ -19,7 +19,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels::batch_norm::Rectifier;
 
-use super::{Plan, like};
+use super::{TablePlan, like};
 
 /// A table with the normalisation of its channels.
 pub struct Norm {
@@ -51,7 +51,7 @@ pub struct NormEnd {
 /// Returns the mean and the biased variance of each channel, `[1, 1, C]` in f32.
 pub fn moments(table: CubeTensor) -> (CubeTensor, CubeTensor) {
     let table = into_contiguous(table);
-    let plan = Plan::of(&table);
+    let plan = TablePlan::of(&table);
     let [means, squares] = [(); 2].map(|()| plan.empty(&table, plan.blocks));
     let [mean, variance] = [(); 2].map(|()| plan.empty(&table, 1));
     let client = table.client.clone();
@@ -91,7 +91,7 @@ pub fn moments(table: CubeTensor) -> (CubeTensor, CubeTensor) {
 /// table. `residual` has the same shape; without a residual it may be any tensor.
 pub fn apply(norm: Norm, residual: CubeTensor, end: NormEnd) -> CubeTensor {
     let table = into_contiguous(norm.input);
-    let plan = Plan::of(&table);
+    let plan = TablePlan::of(&table);
     // Without a residual the kernel does not read the tensor.
     let residual = if end.has_residual {
         like(residual, &table)
@@ -134,7 +134,7 @@ pub fn gradient_sums(
     end: NormEnd,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let table = into_contiguous(norm.input);
-    let plan = Plan::of(&table);
+    let plan = TablePlan::of(&table);
     let dy = like(dy, &table);
     let is_rectified = end.rectifier != Rectifier::None;
     // Without a rectifier the gradient is unchanged. The kernel then does not read `output`.
@@ -205,7 +205,7 @@ pub fn gradient_input(
     end: NormEnd,
 ) -> CubeTensor {
     let table = into_contiguous(norm.input);
-    let plan = Plan::of(&table);
+    let plan = TablePlan::of(&table);
     let dy = like(dy, &table);
     let [mean, variance, gamma, plain, with_normalised] =
         [norm.mean, norm.variance, norm.gamma, plain, with_normalised]

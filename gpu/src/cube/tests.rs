@@ -11,7 +11,7 @@ fn every_layer_of_a_network_has_cubes_for_a_whole_gpu_and_lanes_worth_a_cube() {
         (96 * 49, 512),
         (128 * 12_544, 64),
     ] {
-        let plan = Plan::new(rows, channels);
+        let plan = TablePlan::new(rows, channels);
         assert!(
             plan.units() > UNITS / 2 && plan.units() <= UNITS,
             "{plan:?}"
@@ -24,7 +24,7 @@ fn every_layer_of_a_network_has_cubes_for_a_whole_gpu_and_lanes_worth_a_cube() {
         assert!(plan.rows_of_block >= plan.lanes * FEWEST_ROWS, "{plan:?}");
     }
     for (rows, channels) in [(1, 1), (1, 16), (45, 3), (9973, 100), (343, 132)] {
-        let plan = Plan::new(rows, channels);
+        let plan = TablePlan::new(rows, channels);
         let covered = plan.blocks * plan.rows_of_block;
         assert!(
             covered >= rows && covered - rows < plan.rows_of_block,

@@ -100,7 +100,7 @@ fn block_sums(
 ) -> (CubeTensor, usize) {
     let of_input = input.shape().dims::<4>();
     let of_output = dy.shape().dims::<4>();
-    let plan = Plan::new(of_input, of_output);
+    let plan = WeightGradientPlan::new(of_input, of_output);
     let sums = empty(
         input,
         Shape::new([plan.blocks, of_output[3], kernel, kernel, of_input[3]]),
@@ -134,7 +134,7 @@ fn block_sums(
 
 /// Partition of the outputs into cubes and their units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
+struct WeightGradientPlan {
     /// Rows of all outputs.
     rows: usize,
     /// Channels per vector.
@@ -150,7 +150,7 @@ struct Plan {
     blocks: usize,
 }
 
-impl Plan {
+impl WeightGradientPlan {
     fn new(
         [.., channels_in]: [usize; 4],
         [images, height_out, _, channels_out]: [usize; 4],

@@ -36,7 +36,7 @@ use bias::AddBias;
 use direct::pack::Pack;
 use gradient_pieces::AddPieces;
 use pass::{AfterPiece, Operands, Pass, WeightOperands, WeightPass, WeightTarget};
-use plan::Plan;
+use plan::DirectPlan;
 use statistics::{Statistics, partials_len, reduce_partials};
 use winograd::pack::PackKernels;
 
@@ -109,8 +109,8 @@ impl Conv2d {
         shape.assert_valid();
         if shape.is_depthwise() {
             let [forward, data_gradient] = [
-                depthwise::Plan::forward(&shape),
-                depthwise::Plan::data_gradient(&shape),
+                depthwise::DepthwisePlan::forward(&shape),
+                depthwise::DepthwisePlan::data_gradient(&shape),
             ];
             let weight_gradient = WeightPass::Depthwise(depthwise::GradientPlan::new(&shape));
             let forward = Pass::Depthwise(forward);
@@ -123,22 +123,22 @@ impl Conv2d {
                 weight_gradient,
             };
         }
-        let supported = winograd::plan::Plan::supports(&shape);
+        let supported = winograd::plan::WinogradPlan::supports(&shape);
         assert!(
             algorithm != Algorithm::Winograd || supported,
             "winograd: expected 3x3 with stride 1, got {shape:?}"
         );
         let [of_forward, of_data] = [
-            winograd::plan::Plan::forward,
-            winograd::plan::Plan::data_gradient,
+            winograd::plan::WinogradPlan::forward,
+            winograd::plan::WinogradPlan::data_gradient,
         ]
         .map(|plan| supported.then(|| plan(&shape)));
-        let wins = |plan: Option<winograd::plan::Plan>, per_instruction| match algorithm {
+        let wins = |plan: Option<winograd::plan::WinogradPlan>, per_instruction| match algorithm {
             Algorithm::Auto => plan.is_some_and(|plan| plan.wins(per_instruction)),
             Algorithm::Direct => false,
             Algorithm::Winograd => true,
         };
-        let pass = |winograd: Option<winograd::plan::Plan>, plan| {
+        let pass = |winograd: Option<winograd::plan::WinogradPlan>, plan| {
             let direct = Pass::direct(plan, isa, storage);
             match winograd {
                 Some(plan) if wins(winograd, direct.per_instruction()) => Pass::Winograd(plan),
@@ -148,12 +148,12 @@ impl Conv2d {
         Self {
             shape,
             isa,
-            forward: pass(of_forward, Plan::forward(&shape)),
-            data_gradient: pass(of_data, Plan::data_gradient(&shape)),
+            forward: pass(of_forward, DirectPlan::forward(&shape)),
+            data_gradient: pass(of_data, DirectPlan::data_gradient(&shape)),
             weight_gradient: match WeightPass::tiles(&shape, isa, storage) {
                 Some(tiles) if algorithm != Algorithm::Winograd => tiles,
                 _ if wins(of_forward, 1) && wins(of_data, 1) => {
-                    WeightPass::Winograd(winograd::weight::Plan::new(&shape))
+                    WeightPass::Winograd(winograd::weight::WinogradWeightPlan::new(&shape))
                 }
                 _ => WeightPass::direct(&shape, isa, storage),
             },
@@ -166,9 +166,10 @@ impl Conv2d {
     fn with_emulated_tiles(shape: Conv2dShape, isa: Isa) -> Option<Self> {
         let mut conv = Self::new(shape, Algorithm::Direct, isa, Storage::Bf16);
         let pass = |plan, otherwise| dot::Dot::emulated(plan).map_or(otherwise, Pass::Dot);
-        conv.forward = pass(Plan::forward(&shape), conv.forward);
-        conv.data_gradient = pass(Plan::data_gradient(&shape), conv.data_gradient);
-        conv.weight_gradient = WeightPass::EmulatedTiles(tiles::gradient::Plan::new(&shape));
+        conv.forward = pass(DirectPlan::forward(&shape), conv.forward);
+        conv.data_gradient = pass(DirectPlan::data_gradient(&shape), conv.data_gradient);
+        conv.weight_gradient =
+            WeightPass::EmulatedTiles(tiles::gradient::TileWeightPlan::new(&shape));
         [&conv.forward, &conv.data_gradient]
             .iter()
             .all(|pass| matches!(pass, Pass::Dot(_)))

@@ -5,7 +5,7 @@ use super::direct::weight_gradient;
 use super::direct::{Blocks, Direct, Products};
 use super::dot::Dot;
 use super::gradient_pieces::{WeightGradient, WeightPlan};
-use super::plan::Plan;
+use super::plan::DirectPlan;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 use super::tiles::gradient::{self as tile_gradient, ByTiles};
 use super::winograd::Winograd;
@@ -23,16 +23,16 @@ use core::marker::PhantomData;
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::large_enum_variant)] // A few hundred bytes for each layer, and no allocation.
 pub(super) enum Pass {
-    Depthwise(depthwise::Plan),
-    Direct(Plan),
+    Depthwise(depthwise::DepthwisePlan),
+    Direct(DirectPlan),
     Dot(Dot),
-    Winograd(winograd::plan::Plan),
+    Winograd(winograd::plan::WinogradPlan),
 }
 
 impl Pass {
     /// Returns direct convolution; for activations stored as bf16 by dot products, if there are
     /// any.
-    pub(super) fn direct(plan: Plan, isa: Isa, storage: Storage) -> Self {
+    pub(super) fn direct(plan: DirectPlan, isa: Isa, storage: Storage) -> Self {
         let dot = if storage == Storage::Bf16 {
             Dot::new(plan, isa)
         } else {
@@ -120,12 +120,12 @@ impl Pass {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WeightPass {
     Depthwise(depthwise::GradientPlan),
-    Direct(weight_gradient::Plan),
+    Direct(weight_gradient::DirectWeightPlan),
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    Tiles(tile_gradient::Plan),
+    Tiles(tile_gradient::TileWeightPlan),
     #[cfg(test)]
-    EmulatedTiles(tile_gradient::Plan),
-    Winograd(winograd_weight::Plan),
+    EmulatedTiles(tile_gradient::TileWeightPlan),
+    Winograd(winograd_weight::WinogradWeightPlan),
 }
 
 impl WeightPass {
@@ -133,7 +133,7 @@ impl WeightPass {
     pub(super) fn tiles(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Option<Self> {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if storage == Storage::Bf16 && isa.has_tiles() {
-            return Some(Self::Tiles(tile_gradient::Plan::new(shape)));
+            return Some(Self::Tiles(tile_gradient::TileWeightPlan::new(shape)));
         }
         let _ = (shape, isa, storage);
         None
@@ -142,7 +142,7 @@ impl WeightPass {
     /// Returns the gradient by vectors; for activations stored as bf16 by dot products if `isa` has
     /// them.
     pub(super) fn direct(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Self {
-        Self::Direct(weight_gradient::Plan::new(
+        Self::Direct(weight_gradient::DirectWeightPlan::new(
             shape,
             storage == Storage::Bf16 && isa.has_dot_products(),
         ))
@@ -203,7 +203,7 @@ impl WeightPass {
 
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 fn run_tiles<T: Tiles, E: Element>(
-    plan: &tile_gradient::Plan,
+    plan: &tile_gradient::TileWeightPlan,
     isa: Isa,
     operands: WeightOperands<'_, E>,
 ) {

@@ -1,7 +1,7 @@
 //! A convolution or its data gradient as a list of correlations over padded bands of rows.
 //!
 //! In: [`Conv2dShape`].
-//! Out: [`Plan`]: every stride and offset the direct algorithm needs, in elements. The data
+//! Out: [`DirectPlan`]: every stride and offset the direct algorithm needs, in elements. The data
 //! gradient is a correlation of dy with mirrored taps; with stride s it falls into s x s parity
 //! classes, one for each remainder of the pixel's coordinates, each a dense correlation with every
 //! s-th tap.
@@ -31,7 +31,7 @@ pub(super) struct Class {
 
 /// Plan of the direct algorithm for each image and band of rows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct DirectPlan {
     pub(super) images: usize,
     pub(super) in_h: usize,
     pub(super) in_w: usize,
@@ -77,7 +77,7 @@ const LARGE_WEIGHTS: usize = 256 * 1024;
 const LARGE_WEIGHTS_PIXELS: usize = 192;
 const PARTS_OF_THREAD: usize = 4;
 
-impl Plan {
+impl DirectPlan {
     pub(super) fn classes(&self) -> &[Class] {
         &self.classes[..self.num_classes]
     }
@@ -424,8 +424,8 @@ mod tests {
                 runs.map(|[runs, width]| runs * width).sum::<usize>(),
                 pixels
             );
-            let plan = Plan::forward(&shape);
-            let expected = Plan::forward(&Conv2dShape {
+            let plan = DirectPlan::forward(&shape);
+            let expected = DirectPlan::forward(&Conv2dShape {
                 height: pixels.next_multiple_of(64),
                 ..shape
             })

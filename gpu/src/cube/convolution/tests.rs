@@ -4,7 +4,7 @@
 
 use burn::tensor::DType;
 
-use super::{MOST_SHARED_BYTES, Plan};
+use super::{ConvolutionPlan, MOST_SHARED_BYTES};
 use crate::cube::strip::{Factors, TILE};
 
 #[test]
@@ -22,7 +22,7 @@ fn a_plan_reaches_every_pixel_of_an_image_within_its_strips_and_fits_a_multiproc
         ] {
             for (channels, channels_of_result) in [(16, 16), (16, 32), (32, 32), (64, 32), (64, 64)]
             {
-                let plan = Plan::new(
+                let plan = ConvolutionPlan::new(
                     [1, height, width, channels],
                     channels_of_result,
                     dtype,
@@ -52,7 +52,7 @@ fn a_plan_reaches_every_pixel_of_an_image_within_its_strips_and_fits_a_multiproc
         }
     }
     // An RTX has less: fewer rows at a time.
-    let of_rtx = Plan::new([1, 16, 16, 32], 32, DType::F32, 101_376).unwrap();
+    let of_rtx = ConvolutionPlan::new([1, 16, 16, 32], 32, DType::F32, 101_376).unwrap();
     assert!(
         of_rtx.strip.rows < 16 && of_rtx.shared_bytes() <= 101_376,
         "{of_rtx:?}"
@@ -65,10 +65,10 @@ fn a_plan_reaches_every_pixel_of_an_image_within_its_strips_and_fits_a_multiproc
             "{channels}: {bytes:?}"
         );
     }
-    assert!(Plan::new([1, 8, 8, 48], 16, DType::F32, MOST_SHARED_BYTES).is_some());
+    assert!(ConvolutionPlan::new([1, 8, 8, 48], 16, DType::F32, MOST_SHARED_BYTES).is_some());
     for (channels, of_result) in [(3, 16), (16, 10), (128, 64), (64, 128), (16, 48)] {
         assert!(
-            Plan::new(
+            ConvolutionPlan::new(
                 [1, 8, 8, channels],
                 of_result,
                 DType::F32,

@@ -4,7 +4,7 @@
 //! Out: images, a band of rows finished at a time.
 //! Invariant: nothing outside the ring is read, nothing outside an image's channels written.
 
-use super::{BLOCK, COLUMNS, Plan, Ring, vectorize_sized};
+use super::{BLOCK, COLUMNS, DepthwisePlan, Ring, vectorize_sized};
 use crate::Element;
 use crate::conv2d::pass::{AfterPiece, Operands};
 use crate::pieces::{SharedMut, for_each_piece};
@@ -12,7 +12,7 @@ use crate::simd::{GenericWork, Kernel, Simd};
 
 /// The pass over all images.
 pub(in crate::conv2d) struct Depthwise<'a, E> {
-    pub(in crate::conv2d) plan: &'a Plan,
+    pub(in crate::conv2d) plan: &'a DepthwisePlan,
     pub(in crate::conv2d) operands: Operands<'a, E>,
     pub(in crate::conv2d) after_piece: AfterPiece<'a, E>,
 }
@@ -56,7 +56,7 @@ impl<E: Element> GenericWork for Depthwise<'_, E> {
 }
 
 struct Image<'a, E> {
-    plan: &'a Plan,
+    plan: &'a DepthwisePlan,
     index: usize,
     from: &'a [E],
     packed: &'a [f32],
@@ -104,7 +104,7 @@ impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
 /// The processor has the features of `S`.
 #[inline(always)]
 unsafe fn filter_row<S: Simd, E: Element, const K: usize, const STRIDE: usize>(
-    plan: &Plan,
+    plan: &DepthwisePlan,
     (ring, under): (&[f32], &[Option<usize>; K]),
     packed: &[f32],
     to: &mut [E],

@@ -4,7 +4,7 @@
 //! Out: sums over all of them, `[block][tap][channel]` until they are finished.
 //! Invariant: an image is a unit, whose products are added row by row.
 
-use super::{BLOCK, Plan, Ring, vectorize_sized};
+use super::{BLOCK, DepthwisePlan, Ring, vectorize_sized};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
@@ -18,7 +18,7 @@ const PIECE_PIXELS: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::conv2d) struct GradientPlan {
     rows: PixelRows,
-    forward: Plan,
+    forward: DepthwisePlan,
     pieces: Pieces,
 }
 
@@ -28,7 +28,7 @@ impl GradientPlan {
         let pieces = Pieces::new(s.weight_len(), s.batch, rows.pixels / PIECE_PIXELS);
         Self {
             rows,
-            forward: Plan::forward(s),
+            forward: DepthwisePlan::forward(s),
             pieces,
         }
     }
@@ -104,7 +104,7 @@ impl<E: Element> Method<E> for GradientPlan {
 }
 
 struct Image<'a, E> {
-    plan: &'a Plan,
+    plan: &'a DepthwisePlan,
     x: &'a [E],
     dy: &'a [E],
     sums: &'a mut [f32],
@@ -154,7 +154,7 @@ impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
 
 /// A row of dy and the row under a row of the kernel, from a channel on.
 struct Row<'a, E> {
-    plan: &'a Plan,
+    plan: &'a DepthwisePlan,
     x: &'a [f32],
     dy: &'a [E],
     sums: &'a mut [f32],

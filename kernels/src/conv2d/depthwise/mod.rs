@@ -26,7 +26,7 @@ const BAND_ELEMENTS: usize = 16 * 1024;
 
 /// A pass over images: the output, or the gradient of the input.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct DepthwisePlan {
     pub(super) images: usize,
     channels: usize,
     kernel: usize,
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     is_mirrored: bool,
 }
 
-impl Plan {
+impl DepthwisePlan {
     pub(super) fn forward(s: &Conv2dShape) -> Self {
         Self {
             images: s.batch,

@@ -6,12 +6,12 @@
 //! borders.
 //! Invariant: every row is copied once, in order.
 
-use super::{BLOCK, Plan};
+use super::{BLOCK, DepthwisePlan};
 use crate::Element;
 use crate::simd::Simd;
 
 pub(super) struct Ring<'a, E> {
-    plan: &'a Plan,
+    plan: &'a DepthwisePlan,
     from: &'a [E],
     rows: &'a mut [f32],
     /// The first row that was not copied yet.
@@ -22,7 +22,7 @@ impl<'a, E: Element> Ring<'a, E> {
     /// # Panics
     /// If a length is not the plan's.
     #[inline(always)]
-    pub(super) fn new(plan: &'a Plan, from: &'a [E], rows: &'a mut [f32]) -> Self {
+    pub(super) fn new(plan: &'a DepthwisePlan, from: &'a [E], rows: &'a mut [f32]) -> Self {
         assert_eq!(
             from.len(),
             plan.from[0] * plan.from[1] * plan.channels,

@@ -1,6 +1,6 @@
 //! Direct convolution: no im2col; a padded band of rows, then register blocks of pixels x channels.
 //!
-//! In: [`Plan`], input image by image, packed weights. Out: the output; every element written once.
+//! In: [`DirectPlan`], input image by image, packed weights. Out: the output; every element written once.
 //! Invariant: a piece is one band of one image; a worker computes one or several at a time, and
 //! writes only their rows.
 
@@ -16,7 +16,7 @@ pub(super) mod weight_kernel;
 use core::marker::PhantomData;
 
 use super::pass::{AfterPiece, Operands};
-use super::plan::{Class, Plan};
+use super::plan::{Class, DirectPlan};
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
@@ -30,7 +30,7 @@ const L1_STRIDE: usize = 4096;
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished
 /// band.
 pub(super) struct Direct<'a, E, K> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a DirectPlan,
     pub(super) operands: Operands<'a, E>,
     pub(super) after_piece: AfterPiece<'a, E>,
     pub(super) products: PhantomData<K>,
@@ -48,7 +48,7 @@ pub(super) trait Products {
     fn run<S: Simd, E: Element>(band: &ClassBand<'_, Self::X>, out: &mut [E]);
 
     /// Returns elements of a worker's slot.
-    fn slot_len(plan: &Plan) -> usize {
+    fn slot_len(plan: &DirectPlan) -> usize {
         (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>())
     }
 }
@@ -58,7 +58,7 @@ pub(super) struct Blocks<X>(PhantomData<X>);
 
 /// One class in the bands of a part, of one image or a few.
 pub(super) struct ClassBand<'a, X> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a DirectPlan,
     pub(super) class: &'a Class,
     /// The band from the class's first window on.
     pub(super) x: &'a [X],
@@ -134,7 +134,7 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
 /// Computes some bands of an image, or all of some: `out` starts with class row `first_row` of the
 /// first one's output.
 fn run_part<S: Simd, E: Element, K: Products>(
-    plan: &Plan,
+    plan: &DirectPlan,
     (input, images): (&[E], usize),
     packed: &[f32],
     (first_row, bands): (usize, usize),

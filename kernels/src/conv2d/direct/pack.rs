@@ -7,14 +7,14 @@
 //! taps are mirrored and dealt out to the classes.
 
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::plan::Plan;
+use crate::conv2d::plan::DirectPlan;
 use crate::conv2d::transpose::Rows;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 /// Packs all weights; the lengths were asserted by the caller.
 pub(crate) struct Pack<'a> {
     pub(crate) shape: &'a Conv2dShape,
-    pub(crate) plan: &'a Plan,
+    pub(crate) plan: &'a DirectPlan,
     pub(crate) weights: &'a [f32],
     pub(crate) packed: &'a mut [f32],
 }

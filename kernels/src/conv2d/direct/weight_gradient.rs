@@ -41,7 +41,7 @@ const PIECE_PIXELS: usize = 1024;
 /// Cut of the pixels: a unit is a band of rows of one image, or several small images; a piece is a
 /// run of units.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct DirectWeightPlan {
     units: Units,
     pieces: Pieces,
     /// Channels of a task on either side.
@@ -64,7 +64,7 @@ pub(crate) fn block_of(channels: usize, most: usize) -> usize {
         .min(channels)
 }
 
-impl Plan {
+impl DirectWeightPlan {
     /// Returns the plan; with `dots`, by dot products of bf16 where they exist.
     pub(crate) fn new(s: &Conv2dShape, dots: bool) -> Self {
         let all = PixelRows::of(s);
@@ -152,7 +152,7 @@ impl Plan {
     }
 }
 
-impl WeightPlan for Plan {
+impl WeightPlan for DirectWeightPlan {
     fn rows(&self) -> &PixelRows {
         &self.units.rows
     }
@@ -170,7 +170,7 @@ impl WeightPlan for Plan {
     }
 }
 
-impl<E: Element> Method<E> for Plan {
+impl<E: Element> Method<E> for DirectWeightPlan {
     type Plan = Self;
 
     fn plan(&self) -> &Self {
@@ -208,7 +208,7 @@ impl<E: Element> Method<E> for Plan {
 /// Adds one unit's products to the sums of its task, or sets them.
 // tidy: long function because places and strides of x and dy, packed or not, make one view
 fn run_unit<S: Simd, E: Element>(
-    plan: &Plan,
+    plan: &DirectWeightPlan,
     task: &Task<'_, E>,
     unit: usize,
     sums: &mut [f32],

@@ -15,7 +15,7 @@ use half::bf16;
 use super::Conv2dShape;
 use super::direct::{Blocks, Direct, Products};
 use super::pass::{AfterPiece, Operands};
-use super::plan::Plan;
+use super::plan::DirectPlan;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 use super::tiles::products::TileProducts;
 use crate::Element;
@@ -25,7 +25,7 @@ use pack::{Layout, PAIRS, PackPairs, TILES};
 /// A plan with weights in pairs, and what multiplies them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dot {
-    plan: Plan,
+    plan: DirectPlan,
     unit: Unit,
 }
 
@@ -41,7 +41,7 @@ enum Unit {
 impl Dot {
     /// Returns a plan by tiles if `isa` has them and they can be filled, else by vectors; `None` if
     /// `isa` has no dot products or multiplies f32 faster.
-    pub(super) fn new(plan: Plan, isa: Isa) -> Option<Self> {
+    pub(super) fn new(plan: DirectPlan, isa: Isa) -> Option<Self> {
         if isa.has_tiles() {
             // On a processor with tiles (measured) dot products do half as many multiply-adds as
             // f32's: they win only where a window is one pixel, since nothing has to be widened.
@@ -63,18 +63,18 @@ impl Dot {
     /// Returns a plan by the emulation of tiles, on any processor; `None` if tiles cannot be
     /// filled.
     #[cfg(test)]
-    pub(super) fn emulated(plan: Plan) -> Option<Self> {
+    pub(super) fn emulated(plan: DirectPlan) -> Option<Self> {
         fills_tiles(&plan).then(|| Self::with(plan, Unit::EmulatedTiles))
     }
 
-    fn with(plan: Plan, unit: Unit) -> Self {
+    fn with(plan: DirectPlan, unit: Unit) -> Self {
         Self {
             plan: plan.repacked(unit.layout().vectors),
             unit,
         }
     }
 
-    pub(super) fn plan(&self) -> &Plan {
+    pub(super) fn plan(&self) -> &DirectPlan {
         &self.plan
     }
 
@@ -158,7 +158,7 @@ impl Unit {
 }
 
 /// Returns whether every run of a kernel row fills a tile's row.
-fn fills_tiles(plan: &Plan) -> bool {
+fn fills_tiles(plan: &DirectPlan) -> bool {
     let mut classes = plan
         .classes()
         .iter()

@@ -10,7 +10,7 @@ use half::bf16;
 
 use crate::Element;
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::plan::{Class, Plan};
+use crate::conv2d::plan::{Class, DirectPlan};
 use crate::simd::{PANEL, TILE_ROWS, TILE_VALUES, Task};
 
 /// Order of the values of a run in vectors of pairs: by blocks of 32, of which the last one may be
@@ -40,7 +40,7 @@ pub(crate) const TILES: Layout = Layout {
 pub(crate) struct PackPairs<'a> {
     pub(crate) layout: Layout,
     pub(crate) shape: &'a Conv2dShape,
-    pub(crate) plan: &'a Plan,
+    pub(crate) plan: &'a DirectPlan,
     pub(crate) weights: &'a [f32],
     pub(crate) packed: &'a mut [f32],
 }
@@ -137,7 +137,7 @@ impl Filters<'_> {
 
 /// Position of a class's weights among PyTorch's.
 struct Taps<'a> {
-    plan: &'a Plan,
+    plan: &'a DirectPlan,
     class: &'a Class,
     kernel: usize,
     stride: usize,
@@ -147,7 +147,7 @@ struct Taps<'a> {
 }
 
 impl<'a> Taps<'a> {
-    fn new(s: &Conv2dShape, plan: &'a Plan, class: &'a Class) -> Self {
+    fn new(s: &Conv2dShape, plan: &'a DirectPlan, class: &'a Class) -> Self {
         let of_out = s.in_channels * s.kernel * s.kernel;
         let of_in = s.kernel * s.kernel;
         let (lane_stride, channel_stride) = if plan.mirrored {

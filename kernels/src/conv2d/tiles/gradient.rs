@@ -33,7 +33,7 @@ const SUM_TILE: usize = TILE_ROWS * PANEL;
 /// Cut of the pixels: a unit is a band of rows of one image, or several small images; a piece is a
 /// run of units.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct TileWeightPlan {
     units: Units,
     pieces: Pieces,
     /// Channels of a task on either side.
@@ -44,7 +44,7 @@ pub(crate) struct Plan {
     image_rows: usize,
 }
 
-impl Plan {
+impl TileWeightPlan {
     pub(crate) fn new(s: &Conv2dShape) -> Self {
         let all = PixelRows::of(s);
         let s = &all.shape;
@@ -125,7 +125,7 @@ impl Plan {
     }
 }
 
-impl WeightPlan for Plan {
+impl WeightPlan for TileWeightPlan {
     fn rows(&self) -> &PixelRows {
         &self.units.rows
     }
@@ -145,14 +145,14 @@ impl WeightPlan for Plan {
 
 /// The products of the plan by one implementation of tiles, which exists.
 pub(crate) struct ByTiles<'a, T> {
-    pub(crate) plan: &'a Plan,
+    pub(crate) plan: &'a TileWeightPlan,
     pub(crate) tiles: PhantomData<fn() -> T>,
 }
 
 impl<T: Tiles> Method<bf16> for ByTiles<'_, T> {
-    type Plan = Plan;
+    type Plan = TileWeightPlan;
 
-    fn plan(&self) -> &Plan {
+    fn plan(&self) -> &TileWeightPlan {
         self.plan
     }
 
@@ -187,7 +187,7 @@ impl<T: Tiles> Method<bf16> for ByTiles<'_, T> {
 
 /// Packs one unit and adds its products to the sums of its task, or sets them.
 fn run_unit<S: Simd, T: Tiles>(
-    plan: &Plan,
+    plan: &TileWeightPlan,
     task: &Task<'_, bf16>,
     unit: usize,
     sums: &mut [f32],
@@ -284,7 +284,7 @@ fn run_unit<S: Simd, T: Tiles>(
 
 /// A packed unit.
 struct Products<'a> {
-    plan: &'a Plan,
+    plan: &'a TileWeightPlan,
     planes: &'a [f32],
     dy: &'a [f32],
     steps: usize,

@@ -19,7 +19,7 @@ use super::pass::{AfterPiece, Operands};
 use crate::Element;
 use crate::pieces::{SharedMut, for_each_piece};
 use crate::simd::{GenericWork, PANEL, Simd};
-use plan::{Plan, TileBlock};
+use plan::{TileBlock, WinogradPlan};
 use tiles::{InputTile, OutputTile};
 use transform::{OUT_TILE, POSITIONS};
 
@@ -32,7 +32,7 @@ const REGISTER_TILES: usize = 8;
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished
 /// piece of the output.
 pub(super) struct Winograd<'a, E> {
-    pub(super) plan: &'a Plan,
+    pub(super) plan: &'a WinogradPlan,
     pub(super) operands: Operands<'a, E>,
     pub(super) after_piece: AfterPiece<'a, E>,
 }
@@ -69,7 +69,7 @@ impl<E: Element> GenericWork for Winograd<'_, E> {
 }
 
 fn run_block<S: Simd, E: Element>(
-    plan: &Plan,
+    plan: &WinogradPlan,
     block: &TileBlock,
     x: &[E],
     packed: &[f32],
@@ -117,7 +117,7 @@ fn run_block<S: Simd, E: Element>(
 /// The rows of a block's output tiles, to be asked for before they are written. A tile at an edge
 /// of the image may name pixels that it does not write.
 struct OutputRows<'a, E> {
-    plan: &'a Plan,
+    plan: &'a WinogradPlan,
     block: &'a TileBlock,
     y: *const E,
     /// Rows asked for.
@@ -127,7 +127,7 @@ struct OutputRows<'a, E> {
 }
 
 impl<'a, E> OutputRows<'a, E> {
-    fn new(plan: &'a Plan, block: &'a TileBlock, y: *const E) -> Self {
+    fn new(plan: &'a WinogradPlan, block: &'a TileBlock, y: *const E) -> Self {
         Self {
             plan,
             block,
@@ -169,7 +169,7 @@ impl<'a, E> OutputRows<'a, E> {
 /// out channels, 36 times. Meanwhile it asks for the lines that the output tiles are written to:
 /// stores that miss the cache would take longer than all else of the transform.
 fn multiply<S: Simd, E>(
-    plan: &Plan,
+    plan: &WinogradPlan,
     tiles: usize,
     v: &[f32],
     packed: &[f32],
@@ -193,7 +193,7 @@ fn multiply<S: Simd, E>(
 }
 
 fn multiply_channels<S: Simd, const NV: usize>(
-    plan: &Plan,
+    plan: &WinogradPlan,
     tiles: usize,
     v: &[f32],
     packed: &[f32],

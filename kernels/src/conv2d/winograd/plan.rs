@@ -1,7 +1,7 @@
 //! Cut of Winograd's tiles into pieces and blocks.
 //!
 //! In: [`Conv2dShape`].
-//! Out: [`Plan`]; a piece is a band of tile rows of one image or a few whole images, a block is a
+//! Out: [`WinogradPlan`]; a piece is a band of tile rows of one image or a few whole images, a block is a
 //! run of a piece's tiles whose transformed values stay in L2 where the weights stay in a cache.
 //! Invariant: the cut depends on the shape only.
 
@@ -22,7 +22,7 @@ const CACHED_WEIGHTS: usize = 1024 * 1024;
 
 /// Cut of the tiles into pieces and blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct WinogradPlan {
     pub(crate) images: usize,
     pub(crate) input: GridPlan,
     pub(crate) output: GridPlan,
@@ -69,7 +69,7 @@ impl GridPlan {
     }
 }
 
-impl Plan {
+impl WinogradPlan {
     /// Returns whether the algorithm exists for the shape.
     pub(crate) fn supports(s: &Conv2dShape) -> bool {
         s.kernel == 3 && s.stride == 1
@@ -226,7 +226,7 @@ pub(crate) struct TileBlock {
 
 impl TileBlock {
     /// Returns the `index`-th tile of the block in a grid of images with `image_len` elements.
-    pub(crate) fn tile(&self, plan: &Plan, index: usize, image_len: usize) -> Tile {
+    pub(crate) fn tile(&self, plan: &WinogradPlan, index: usize, image_len: usize) -> Tile {
         let index = self.first + index;
         let row = index / plan.tile_columns;
         let column = index % plan.tile_columns;

@@ -6,7 +6,7 @@
 //! the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
 //! Invariant: pieces and the order of sums inside one depend on the shape only.
 
-use super::plan::{Plan as TilePlan, TileBlock};
+use super::plan::{TileBlock, WinogradPlan};
 use super::tiles::{GradientTile, Grid, InputTile};
 use super::transform::{POSITIONS, TILE, kernel_gradient_1d};
 use crate::Element;
@@ -23,15 +23,15 @@ const PIECE_TILES: usize = 128;
 
 /// Cut of the tiles: a piece is a run of the tile plan's units.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct WinogradWeightPlan {
     rows: PixelRows,
-    tiles: TilePlan,
+    tiles: WinogradPlan,
     pieces: Pieces,
 }
 
-impl Plan {
+impl WinogradWeightPlan {
     pub(crate) fn new(s: &Conv2dShape) -> Self {
-        let tiles = TilePlan::weight_gradient(s, TASK_CHANNELS);
+        let tiles = WinogradPlan::weight_gradient(s, TASK_CHANNELS);
         let pieces = Pieces::new(
             s.weight_len(),
             tiles.num_pieces(),
@@ -50,7 +50,7 @@ impl Plan {
     }
 }
 
-impl WeightPlan for Plan {
+impl WeightPlan for WinogradWeightPlan {
     fn rows(&self) -> &PixelRows {
         &self.rows
     }
@@ -68,7 +68,7 @@ impl WeightPlan for Plan {
     }
 }
 
-impl<E: Element> Method<E> for Plan {
+impl<E: Element> Method<E> for WinogradWeightPlan {
     type Plan = Self;
 
     fn plan(&self) -> &Self {
@@ -112,7 +112,7 @@ impl<E: Element> Method<E> for Plan {
 
 /// Transforms a block's tiles of x and dy and adds their products to the sums.
 fn run_block<S: Simd, E: Element>(
-    plan: &TilePlan,
+    plan: &WinogradPlan,
     block: &TileBlock,
     task: &Task<'_, E>,
     sums: &mut [f32],
