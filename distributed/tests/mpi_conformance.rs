@@ -129,7 +129,7 @@ fn a_watched_communicator_conforms(communicator: &MpiCommunicator) {
     let rank_status = Arc::new(RankStatus::new());
     let watched = communicator.duplicate().unwrap();
     let timeout = Duration::from_secs(60);
-    let on_alarm = Box::new(|alarm: &Alarm| eprintln!("{alarm}"));
+    let on_alarm = Arc::new(|alarm: &Alarm| eprintln!("{alarm}"));
     let watchdog =
         Watchdog::start(communicator, Arc::clone(&rank_status), timeout, on_alarm).unwrap();
     conformance::check(&WatchedCommunicator::new(watched, Arc::clone(&rank_status)));

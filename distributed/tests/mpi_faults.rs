@@ -275,7 +275,7 @@ fn be_a_rank(kind: &str) -> ExitCode {
         spin();
     }
     let rank_status = Arc::new(RankStatus::new());
-    let on_alarm = Box::new(|alarm: &distributed::watchdog::Alarm| eprintln!("{alarm}"));
+    let on_alarm = Arc::new(|alarm: &distributed::watchdog::Alarm| eprintln!("{alarm}"));
     let watched = WatchedCommunicator::new(Arc::clone(&world), Arc::clone(&rank_status));
     let watchdog = Watchdog::start(&*world, Arc::clone(&rank_status), TIMEOUT, on_alarm)
         .expect("all ranks start");

@@ -7,8 +7,7 @@
 use std::fmt::{Display, Formatter};
 use std::time::Duration;
 
-use super::phase::Phase;
-use super::report::{RankReport, seconds};
+use super::status::{Phase, RankReport, seconds};
 use crate::error::list;
 
 /// Number of ranks that a headline describes.
@@ -52,31 +51,28 @@ impl AlarmCause {
     /// Returns the cause in the answers of all ranks; `None` while one of them makes progress:
     /// while something of it has changed within the last `timeout`.
     pub(super) fn on(answers: &[Option<RankReport>], timeout: Duration) -> Option<Self> {
-        let ranks = |wanted: &dyn Fn(Option<&RankReport>) -> bool| -> Vec<usize> {
-            (0..answers.len())
-                .filter(|&rank| wanted(answers[rank].as_ref()))
-                .collect()
-        };
-        let silent = ranks(&|answer| answer.is_none());
+        let silent: Vec<usize> = (0..answers.len())
+            .filter(|&rank| answers[rank].is_none())
+            .collect();
         if !silent.is_empty() {
             return Some(Self::Silent(silent));
         }
-        let concerns = |answer: Option<&RankReport>, test: &dyn Fn(&RankReport) -> bool| {
-            answer.is_some_and(|report| !is_at_rest(report) && test(report))
+        let ranks = |wanted: &dyn Fn(&RankReport) -> bool| -> Vec<usize> {
+            let is_wanted = |&rank: &usize| {
+                let report = answers[rank].as_ref();
+                report.is_some_and(|report| !is_at_rest(report) && wanted(report))
+            };
+            (0..answers.len()).filter(is_wanted).collect()
         };
-        let busy = ranks(&|answer| {
-            concerns(answer, &|report| {
-                report.call.is_none() && report.still_for >= timeout
-            })
-        });
+        let busy = ranks(&|report| report.call.is_none() && report.still_for >= timeout);
         if !busy.is_empty() {
             return Some(Self::Busy(busy));
         }
-        if !ranks(&|answer| concerns(answer, &|report| report.still_for < timeout)).is_empty() {
+        if !ranks(&|report| report.still_for < timeout).is_empty() {
             return None;
         }
         let common = majority(answers).map(meeting);
-        let apart = ranks(&|answer| concerns(answer, &|report| Some(meeting(report)) != common));
+        let apart = ranks(&|report| Some(meeting(report)) != common);
         Some(if apart.is_empty() {
             Self::Together
         } else {
@@ -113,63 +109,50 @@ impl Alarm {
     }
 
     fn fault(&self) -> String {
-        let told = |ranks: &[usize], tell: &dyn Fn(usize, &RankReport) -> String| {
-            let mut texts: Vec<String> = ranks
-                .iter()
-                .take(MAX_NAMED)
-                .filter_map(|&rank| self.answers[rank].as_ref().map(|report| tell(rank, report)))
+        let described = |ranks: &[usize], describe: &dyn Fn(&RankReport) -> String| {
+            let named = ranks.iter().take(MAX_NAMED);
+            let named = named.filter_map(|&rank| Some((rank, self.answers[rank].as_ref()?)));
+            let mut texts: Vec<String> = named
+                .map(|(rank, report)| format!("rank {rank} {}", describe(report)))
                 .collect();
             if ranks.len() > MAX_NAMED {
                 texts.push(format!("and {} more", ranks.len() - MAX_NAMED));
             }
             texts.join("; ")
         };
-        let call = |report: &RankReport| report.call.map_or("no call", |(name, _)| name);
+        let place = |report: &RankReport| {
+            let call = report.call_name().unwrap_or("no call");
+            format!("in {call} of {}", report.place())
+        };
+        let most = majority(&self.answers);
         match &self.cause {
-            AlarmCause::Silent(ranks) => {
-                let (do_not, their) = if ranks.len() == 1 {
-                    ("does not", "its machine is")
-                } else {
-                    ("do not", "their machines are")
-                };
-                format!(
-                    "{} {do_not} answer: stopped or ended, or {their} gone or overloaded",
-                    list(ranks)
-                )
-            }
-            AlarmCause::Busy(ranks) => told(ranks, &|rank, report| {
+            AlarmCause::Silent(ranks) if ranks.len() == 1 => format!(
+                "{} does not answer: stopped or ended, or its machine is gone or overloaded",
+                list(ranks)
+            ),
+            AlarmCause::Silent(ranks) => format!(
+                "{} do not answer: stopped or ended, or their machines are gone or overloaded",
+                list(ranks)
+            ),
+            AlarmCause::Busy(ranks) => described(ranks, &|report| {
                 let phase = report.phase;
-                let place = report.place();
                 let busy = seconds(report.phase_for);
-                format!("rank {rank} waits for no rank, busy in {phase} of {place} for {busy}")
+                format!(
+                    "waits for no rank, busy in {phase} of {} for {busy}",
+                    report.place()
+                )
             }),
             AlarmCause::Apart(ranks) => {
-                let apart = told(ranks, &|rank, report| {
-                    format!(
-                        "rank {rank} waits in {} of {}",
-                        call(report),
-                        report.place()
-                    )
-                });
-                let rule = "Every rank must make the same calls in the same order";
-                match majority(&self.answers) {
-                    Some(most) => format!(
-                        "{apart}, most in {} of {}. {rule}",
-                        call(most),
-                        most.place()
-                    ),
-                    None => format!("{apart}. {rule}"),
-                }
+                let apart = described(ranks, &|report| format!("waits {}", place(report)));
+                let most = most.map_or_else(String::new, |most| format!(", most {}", place(most)));
+                format!("{apart}{most}. Every rank must make the same calls in the same order")
             }
             AlarmCause::Together => {
-                let most = majority(&self.answers);
-                let place = most.map_or_else(String::new, |report| {
-                    format!(" in {} of {}", call(report), report.place())
-                });
-                let full = match most.map(call) {
+                let full = match most.and_then(RankReport::call_name) {
                     Some("node_memory") => "/dev/shm of a node has too little space, ",
                     _ => "",
                 };
+                let place = most.map_or_else(String::new, |report| format!(" {}", place(report)));
                 format!(
                     "all ranks wait{place}: {full}a connection is lost, or the call takes longer than the timeout"
                 )
@@ -197,13 +180,8 @@ impl Display for Alarm {
 }
 
 /// Returns the properties that are equal on ranks that wait for each other.
-fn meeting(report: &RankReport) -> (u64, u64, Option<usize>, Option<&'static str>) {
-    (
-        report.epoch,
-        report.step,
-        report.bucket,
-        report.call.map(|(name, _)| name),
-    )
+fn meeting(report: &RankReport) -> (u64, u64, Option<usize>, Option<&str>) {
+    (report.epoch, report.step, report.bucket, report.call_name())
 }
 
 /// Returns a report of the ranks that are more than half of all and wait at the same place.
@@ -230,7 +208,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    fn report(step: u64, call: Option<&'static str>) -> Option<RankReport> {
+    fn report(step: u64, call: Option<&str>) -> Option<RankReport> {
         Some(RankReport {
             epoch: 0,
             step,
@@ -239,7 +217,7 @@ mod tests {
             count: 0,
             still_for: TIMEOUT,
             bucket: None,
-            call: call.map(|name| (name, Duration::from_secs(60))),
+            call: call.map(|name| (name.to_owned(), Duration::from_secs(60))),
         })
     }
 
@@ -267,7 +245,7 @@ mod tests {
     }
 
     /// Returns a rank with a change `seconds` ago.
-    fn changed(seconds: u64, phase: Phase, call: Option<&'static str>) -> Option<RankReport> {
+    fn changed(seconds: u64, phase: Phase, call: Option<&str>) -> Option<RankReport> {
         report(7, call).map(|report| RankReport {
             phase,
             still_for: Duration::from_secs(seconds),

@@ -9,30 +9,25 @@
 //! Every rank has a thread with a duplicate communicator, which answers other ranks even while this
 //! rank computes or waits. See [`Watchdog`].
 
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use self::watch::{Timeout, Watch};
+use self::watch::Watch;
 use crate::{CollectiveError, Communicator, communicator::WaitPolicy};
 
 mod alarm;
-mod inquiry;
-mod phase;
-mod rank_status;
-mod report;
+mod status;
 mod watch;
 mod watched;
 
 pub use self::alarm::{Alarm, AlarmCause};
-pub use self::phase::Phase;
-pub use self::rank_status::RankStatus;
-pub use self::report::RankReport;
+pub use self::status::{Phase, RankReport, RankStatus};
 pub use self::watched::WatchedCommunicator;
 
 /// Callback that prints an alarm; the job ends after it returns.
-pub type OnAlarm = Box<dyn Fn(&Alarm) + Send>;
+pub type OnAlarm = Arc<dyn Fn(&Alarm) + Send + Sync>;
 
 /// Time by which each rank delays its alarm after the rank before, if ranks cannot be asked, up to
 /// [`MAX_STAGGERED`] ranks.
@@ -51,13 +46,18 @@ const MAX_STAGGERED: u32 = 3;
 /// before, as a rank that ends earlier no longer answers.
 #[derive(Debug)]
 pub struct Watchdog {
-    /// Nothing is ever sent: its drop ends the thread.
-    stop: Option<Sender<()>>,
+    timeout: Arc<Mutex<Duration>>,
     /// `None` in a world of one.
-    thread: Option<JoinHandle<()>>,
-    timeout: Timeout,
+    thread: Option<WatchdogThread>,
+}
+
+#[derive(Debug)]
+struct WatchdogThread {
+    /// Nothing is ever sent: its drop ends the thread.
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
     /// Kept so that the last owner of what MPI needs is not the thread.
-    _communicator: Option<Arc<dyn Communicator>>,
+    _communicator: Arc<dyn Communicator>,
 }
 
 impl Watchdog {
@@ -82,12 +82,11 @@ impl Watchdog {
         timeout: Duration,
         on_alarm: OnAlarm,
     ) -> Result<Self, CollectiveError> {
+        let limit = Arc::new(Mutex::new(timeout));
         if communicator.world_size() == 1 {
             return Ok(Self {
-                stop: None,
+                timeout: limit,
                 thread: None,
-                timeout: Timeout::new(timeout),
-                _communicator: None,
             });
         }
         if !communicator.supports_threads() {
@@ -95,67 +94,69 @@ impl Watchdog {
                 library: communicator.library(),
             });
         }
-        let (duplicate, on_alarm) = duplicate_in_time(communicator, timeout, on_alarm)?;
+        let duplicate = duplicate_in_time(communicator, timeout, &on_alarm)?;
         duplicate.set_wait_policy(WaitPolicy::Sleep);
-        let (stop, stopped) = channel();
-        let timeout = Timeout::new(timeout);
         let watch = Watch::new(
             Arc::clone(&duplicate),
             rank_status,
-            timeout.clone(),
+            Arc::clone(&limit),
             on_alarm,
         );
-        let rank = communicator.rank();
-        let thread = std::thread::Builder::new()
-            .name("watchdog".to_owned())
-            .spawn(move || watch.run(&stopped));
-        let thread = thread.map_err(|error| CollectiveError::WatchdogThread {
-            rank,
-            text: error.to_string(),
-        })?;
+        let (stop, stopped) = channel();
+        let thread = Builder::new().name("watchdog".to_owned());
+        let thread = thread.spawn(move || watch.run(&stopped));
+        let thread = thread.map_err(|error| not_started(communicator, &error))?;
         Ok(Self {
-            stop: Some(stop),
-            thread: Some(thread),
-            timeout,
-            _communicator: Some(duplicate),
+            timeout: limit,
+            thread: Some(WatchdogThread {
+                stop,
+                thread,
+                _communicator: duplicate,
+            }),
         })
     }
 
-    /// Changes the timeout, for calls under way, too; all ranks should take the same.
+    /// Changes the timeout, for calls in progress, too; all ranks should take the same.
     pub fn set_timeout(&self, timeout: Duration) {
-        self.timeout.set(timeout);
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
+        if let Some(WatchdogThread { stop, thread, .. }) = self.thread.take() {
+            drop(stop);
             // The panic hook has printed a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// Returns a duplicate, or the end of the job when not all ranks make it within `timeout`.
+fn not_started(communicator: &dyn Communicator, error: &std::io::Error) -> CollectiveError {
+    CollectiveError::WatchdogThread {
+        rank: communicator.rank(),
+        text: error.to_string(),
+    }
+}
+
+/// Returns a duplicate; ends the job if not all ranks make it within `timeout`.
 fn duplicate_in_time(
     communicator: &dyn Communicator,
     timeout: Duration,
-    on_alarm: OnAlarm,
-) -> Result<(Arc<dyn Communicator>, OnAlarm), CollectiveError> {
+    on_alarm: &OnAlarm,
+) -> Result<Arc<dyn Communicator>, CollectiveError> {
     let rank = communicator.rank();
     let start = Instant::now();
-    let limit = timeout
-        .saturating_add(STAGGER * u32::try_from(rank).unwrap_or(u32::MAX).min(MAX_STAGGERED));
+    let staggered = u32::try_from(rank).unwrap_or(u32::MAX).min(MAX_STAGGERED);
+    let limit = timeout.saturating_add(STAGGER * staggered);
     let (done, waits) = channel::<()>();
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("watchdog-start".to_owned());
+        let thread = Builder::new().name("watchdog-start".to_owned());
         let thread = thread.spawn_scoped(scope, move || {
             if waits.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                let waited = start.elapsed();
                 let alarm = Alarm {
                     rank,
-                    waited,
+                    waited: start.elapsed(),
                     asked_for: Duration::ZERO,
                     answers: Vec::new(),
                     cause: AlarmCause::NotStarted,
@@ -163,15 +164,10 @@ fn duplicate_in_time(
                 on_alarm(&alarm);
                 communicator.abort(&alarm.reason(), 1);
             }
-            on_alarm
         });
-        let failed = |text: String| CollectiveError::WatchdogThread { rank, text };
-        let thread = thread.map_err(|error| failed(error.to_string()))?;
+        thread.map_err(|error| not_started(communicator, &error))?;
         let duplicate = communicator.duplicate();
         drop(done);
-        let on_alarm = thread
-            .join()
-            .map_err(|_| failed("it panicked".to_owned()))?;
-        Ok((duplicate?, on_alarm))
+        duplicate
     })
 }

@@ -2,19 +2,19 @@
 //!
 //! In: the status of this rank, questions and answers of others. Out: answers, and an alarm if a
 //! call waits too long.
-//! Invariant: an alarm is raised only if the call still waits when all answers are there. The ranks
-//! at fault have made no progress, or not answered, for the timeout.
+//! Invariant: an alarm is raised only if the call still waits when all answers have arrived. The
+//! ranks at fault have made no progress, or not answered, for the timeout. The thread waits for no
+//! message and sends none itself: a rank that has stopped may block a sender.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::OnAlarm;
 use super::alarm::{Alarm, AlarmCause};
-use super::inquiry::{Inquiry, Post};
-use super::rank_status::{RankStatus, Underway};
-use super::report::RankReport;
+use super::status::{RankReport, RankStatus};
 use crate::{CollectiveError, Communicator};
 
 /// Most time between two looks, and so until an answer.
@@ -27,34 +27,20 @@ const MAX_SOON: Duration = Duration::from_secs(3);
 /// again.
 const PART: u32 = 4;
 
-/// A timeout, in milliseconds, that may be changed while the thread watches.
-#[derive(Clone, Debug)]
-pub(super) struct Timeout(Arc<AtomicU64>);
+/// Tag of a question, which is the number of an inquiry.
+const QUESTION: u16 = 0;
 
-impl Timeout {
-    pub(super) fn new(timeout: Duration) -> Self {
-        let new = Self(Arc::default());
-        new.set(timeout);
-        new
-    }
+/// Tag of an answer: the number of the inquiry, and a report.
+const ANSWER: u16 = 1;
 
-    pub(super) fn set(&self, timeout: Duration) {
-        self.0.store(
-            u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
-            Ordering::Relaxed,
-        );
-    }
-
-    fn get(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
-    }
-}
+/// Time limit for pending messages at the end.
+const LAST_POSTS: Duration = Duration::from_millis(500);
 
 /// The state of the thread.
 pub(super) struct Watch {
     communicator: Arc<dyn Communicator>,
     rank_status: Arc<RankStatus>,
-    timeout: Timeout,
+    timeout: Arc<Mutex<Duration>>,
     on_alarm: OnAlarm,
     post: Post,
     inquiry: Option<Inquiry>,
@@ -62,37 +48,38 @@ pub(super) struct Watch {
     next_number: u64,
     /// No inquiry begins before.
     pause_until: Instant,
-    /// When this process last looked, and since when it has run without a long stop.
     last_look: Instant,
+    /// Time since which this process has run without a long stop.
     running_since: Instant,
-    /// Since when an earlier rank has been given the word.
+    /// Time since which an earlier rank may speak first.
     held_since: Option<Instant>,
 }
 
-/// The consequence of the answers of all ranks.
-enum Decision {
-    /// It is no alarm, or not yet; ask again after this time.
-    AskAgain(Duration),
-    /// It is one, but an earlier rank has the word; look again at these answers.
-    Hold,
-    Speak(Alarm),
+/// Questions to all other ranks because of one call.
+struct Inquiry {
+    number: u64,
+    /// Number of the call.
+    call: u64,
+    started: Instant,
+    asked: Instant,
+    /// In rank order.
+    answers: Vec<Option<RankReport>>,
 }
 
 impl Watch {
     pub(super) fn new(
         communicator: Arc<dyn Communicator>,
         rank_status: Arc<RankStatus>,
-        timeout: Timeout,
+        timeout: Arc<Mutex<Duration>>,
         on_alarm: OnAlarm,
     ) -> Self {
-        let post = Post::new(Arc::clone(&communicator));
         let now = Instant::now();
         Self {
+            post: Post::new(Arc::clone(&communicator)),
             communicator,
             rank_status,
             timeout,
             on_alarm,
-            post,
             inquiry: None,
             next_number: 0,
             pause_until: now,
@@ -118,29 +105,16 @@ impl Watch {
         }
     }
 
+    fn timeout(&self) -> Duration {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn interval(&self) -> Duration {
-        (self.timeout.get() / 10).clamp(Duration::from_millis(1), MAX_INTERVAL)
-    }
-
-    /// For how long `call` has waited while this process ran.
-    fn waited(&self, call: Underway) -> Duration {
-        self.rank_status
-            .waited(call)
-            .min(self.running_since.elapsed())
-    }
-
-    /// Returns the position of this rank; while it was stopped from outside it could make no
-    /// progress.
-    fn report(&self) -> RankReport {
-        let report = self.rank_status.report();
-        RankReport {
-            still_for: report.still_for.min(self.running_since.elapsed()),
-            ..report
-        }
+        (self.timeout() / 10).clamp(Duration::from_millis(1), MAX_INTERVAL)
     }
 
     fn look(&mut self) -> Result<Option<Alarm>, CollectiveError> {
-        let timeout = self.timeout.get();
+        let timeout = self.timeout();
         // After a job was suspended and resumed, all ranks have waited for long and none is at
         // fault.
         if self.last_look.elapsed() > timeout / 2 {
@@ -149,90 +123,183 @@ impl Watch {
             self.held_since = None;
         }
         self.last_look = Instant::now();
-        let report = self.report();
+        // While this process was stopped from outside, it could make no progress.
+        let running_for = self.running_since.elapsed();
+        let mut report = self.rank_status.report();
+        report.still_for = report.still_for.min(running_for);
         self.post.answer(&report)?;
-        let long = self
-            .rank_status
-            .oldest_call()
-            .filter(|&call| self.waited(call) > timeout / PART);
-        let Some(call) = long else {
+        let waits = self.rank_status.oldest_call();
+        let waits = waits.map(|call| (call.number, call.since.elapsed().min(running_for)));
+        let Some((call, waited)) = waits.filter(|(_, waited)| *waited > timeout / PART) else {
             self.inquiry = None;
             self.held_since = None;
             return Ok(None);
         };
+        let rank = self.communicator.rank();
         let Some(inquiry) = self.inquiry.as_mut().filter(|inquiry| inquiry.call == call) else {
             if self.pause_until <= Instant::now() {
-                self.inquiry = Some(Inquiry::start(
-                    &mut self.post,
-                    self.next_number,
+                let now = Instant::now();
+                self.inquiry = Some(Inquiry {
+                    number: self.next_number,
                     call,
-                    report,
-                ));
+                    started: now,
+                    asked: now,
+                    answers: vec![None; self.communicator.world_size()],
+                });
+                self.post.ask_others(self.next_number);
                 self.next_number += 1;
             }
             return Ok(None);
         };
-        inquiry.answers[self.communicator.rank()] = Some(report);
-        if !inquiry.collect(&self.post)? && inquiry.started.elapsed() < timeout {
+        inquiry.answers[rank] = Some(report);
+        self.post.collect(inquiry)?;
+        if inquiry.answers.iter().any(Option::is_none) && inquiry.started.elapsed() < timeout {
             // A rank without an answer may make progress. The reports of the others are out of date
             // by now.
             if inquiry.asked.elapsed() > timeout / PART {
-                inquiry.ask_again(&mut self.post);
+                self.post.ask_others(inquiry.number);
+                inquiry.asked = Instant::now();
             }
             return Ok(None);
         }
         let answers = inquiry.answers.clone();
         let age = inquiry.asked.elapsed();
-        match self.decide(call, answers, age) {
-            Decision::Speak(alarm) => return Ok(Some(alarm)),
-            Decision::Hold => {}
-            Decision::AskAgain(pause) => {
-                self.inquiry = None;
-                self.pause_until = Instant::now() + pause;
-            }
-        }
-        Ok(None)
-    }
-
-    /// Returns the consequence of answers to a question that was asked `age` ago.
-    fn decide(
-        &mut self,
-        call: Underway,
-        answers: Vec<Option<RankReport>>,
-        age: Duration,
-    ) -> Decision {
-        let rank = self.communicator.rank();
-        let timeout = self.timeout.get();
-        let waited = self.waited(call);
-        let found = AlarmCause::on(&answers, timeout);
-        let (Some(cause), true) = (found, waited >= timeout) else {
+        let cause = AlarmCause::on(&answers, timeout).filter(|_| waited >= timeout);
+        let Some(cause) = cause else {
             self.held_since = None;
             let due = AlarmCause::is_due_in(&answers, timeout).max(timeout.saturating_sub(waited));
-            return Decision::AskAgain(
-                due.clamp(self.interval(), timeout / PART + self.interval()),
-            );
+            let interval = self.interval();
+            self.ask_later(due.clamp(interval, timeout / PART + interval));
+            return Ok(None);
         };
         // An earlier rank that is about to find the same speaks in this one's place.
         let soon = (timeout / 2).min(MAX_SOON);
         let is_about_to_speak = |earlier: &RankReport| {
-            earlier.call.is_some() && earlier.waited() + age + soon > timeout
+            let call = earlier.call.as_ref();
+            call.is_some_and(|(_, waited)| *waited + age + soon > timeout)
         };
         if answers[..rank].iter().flatten().any(is_about_to_speak) {
             let held = self.held_since.get_or_insert_with(Instant::now).elapsed();
             if held < (3 * soon).max(timeout / 2) {
-                return if matches!(cause, AlarmCause::Silent(_)) {
-                    Decision::Hold
-                } else {
-                    Decision::AskAgain(soon / 2)
-                };
+                // The answers about silent ranks stay as they are.
+                if !matches!(cause, AlarmCause::Silent(_)) {
+                    self.ask_later(soon / 2);
+                }
+                return Ok(None);
             }
         }
-        Decision::Speak(Alarm {
+        Ok(Some(Alarm {
             rank,
             waited,
             asked_for: timeout,
             answers,
             cause,
-        })
+        }))
+    }
+
+    fn ask_later(&mut self, pause: Duration) {
+        self.inquiry = None;
+        self.pause_until = Instant::now() + pause;
+    }
+}
+
+/// The messages of the thread, each sent by a thread: messages are rare, and few go to one rank at
+/// a time.
+struct Post {
+    communicator: Arc<dyn Communicator>,
+    /// Messages that are being sent.
+    threads: Vec<JoinHandle<()>>,
+    /// Receivers, tags and contents of messages that wait for a thread, oldest first, while the
+    /// operating system rejects threads.
+    waiting: VecDeque<(usize, u16, Vec<u8>)>,
+}
+
+impl Post {
+    fn new(communicator: Arc<dyn Communicator>) -> Self {
+        Self {
+            communicator,
+            threads: Vec::new(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    fn send_waiting(&mut self, builder: impl Fn() -> Builder) {
+        self.threads.retain(|thread| !thread.is_finished());
+        while let Some((to, tag, bytes)) = self.waiting.front().cloned() {
+            let communicator = Arc::clone(&self.communicator);
+            let thread = builder().name("watchdog-post".to_owned());
+            // A message that cannot be sent is an answer that does not come.
+            let Ok(thread) = thread.spawn(move || drop(communicator.send(to, tag, &bytes))) else {
+                return;
+            };
+            self.threads.push(thread);
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Answers the questions that have come.
+    fn answer(&mut self, report: &RankReport) -> Result<(), CollectiveError> {
+        while let Some((from, mut message)) = self.communicator.try_receive_any(QUESTION)? {
+            message.extend(report.to_bytes());
+            self.waiting.push_back((from, ANSWER, message));
+        }
+        self.send_waiting(Builder::new);
+        Ok(())
+    }
+
+    fn ask_others(&mut self, inquiry: u64) {
+        let rank = self.communicator.rank();
+        for to in (0..self.communicator.world_size()).filter(|&to| to != rank) {
+            let question = inquiry.to_le_bytes().to_vec();
+            self.waiting.push_back((to, QUESTION, question));
+        }
+        self.send_waiting(Builder::new);
+    }
+
+    /// Takes the answers that have come; those to an earlier inquiry are out of date.
+    fn collect(&self, inquiry: &mut Inquiry) -> Result<(), CollectiveError> {
+        while let Some((from, message)) = self.communicator.try_receive_any(ANSWER)? {
+            if let Some(report) = message.strip_prefix(&inquiry.number.to_le_bytes()) {
+                inquiry.answers[from] = RankReport::from_bytes(report);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.threads.iter().any(|thread| !thread.is_finished())
+            && start.elapsed() < LAST_POSTS
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_ranks;
+
+    #[test]
+    fn a_message_whose_thread_is_refused_is_sent_later() {
+        run_ranks(2, |communicator| {
+            let rank = communicator.rank();
+            let communicator = Arc::new(communicator);
+            let mut post = Post::new(communicator.clone());
+            if rank == 0 {
+                post.waiting.push_back((1, ANSWER, vec![7]));
+                // No thread has such a stack.
+                post.send_waiting(|| Builder::new().stack_size(1 << 60));
+                assert_eq!(post.waiting.len(), 1);
+                post.send_waiting(Builder::new);
+                assert!(post.waiting.is_empty());
+            } else {
+                assert_eq!(communicator.receive_any(ANSWER).unwrap(), (0, vec![7]));
+            }
+            communicator.barrier().unwrap();
+        });
     }
 }

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use super::rank_status::RankStatus;
+use super::status::RankStatus;
 use crate::communicator::{BetweenNodes, NodeMemory, ReduceBuffer, Topology, WaitPolicy};
 use crate::{CollectiveError, Communicator};
 
 /// A communicator that notes its waiting calls in a [`RankStatus`], as do its duplicates and its
 /// shared memory.
 ///
-/// Noting a call costs one reading of the clock and three atomic writes. `try_receive_any`, which
+/// Noting a call costs two readings of the clock and an uncontended lock. `try_receive_any`, which
 /// does not wait, is not noted. A thread that may wait without limit, for instance in
 /// `receive_any`, uses a communicator that is not watched.
 #[derive(Debug)]

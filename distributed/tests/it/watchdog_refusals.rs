@@ -45,7 +45,7 @@ fn a_communicator_without_threads_is_refused_and_named() {
         &Unthreaded::default(),
         Arc::default(),
         Duration::from_secs(1),
-        Box::new(|_| {}),
+        Arc::new(|_: &_| {}),
     );
     let error = error.unwrap_err();
     assert_eq!(

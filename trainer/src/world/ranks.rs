@@ -71,7 +71,7 @@ impl World {
     /// watchdog.
     pub fn watch(&self, timeout: Duration) -> Result<Option<Watchdog>> {
         let reporter = self.reporter.clone();
-        let say = Box::new(move |alarm: &Alarm| {
+        let say = Arc::new(move |alarm: &Alarm| {
             let text = alarm.to_string();
             let reporter = reporter.clone();
             let thread = Builder::new().name("alarm".to_owned());
