@@ -249,8 +249,8 @@ pub trait Communicator: Send + Sync + Debug {
     /// Fills `bytes` with the next message of rank `from` with this tag.
     ///
     /// # Errors
-    /// If `from` is not another rank or has left without a message, the message has another length
-    /// ([`CollectiveError::LengthMismatch`]), or the job ends.
+    /// If `from` is not another rank or has left without a message, the message has another length,
+    /// or the job ends.
     fn receive(&self, from: usize, tag: u16, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
     /// Sends `outgoing` to rank `to` and fills `incoming` from rank `from`, both at once; matches
@@ -371,21 +371,21 @@ pub trait NodeMemory: Send + Debug {
 /// `call` is the name of the method.
 ///
 /// # Errors
-/// [`CollectiveError::NoSuchPeer`].
+/// If the peer is not another rank.
 pub fn expect_peer(
     topology: &Topology,
     call: &'static str,
     peer: usize,
 ) -> Result<(), CollectiveError> {
-    if peer < topology.world_size && peer != topology.rank {
+    let Topology {
+        rank, world_size, ..
+    } = topology;
+    if peer < *world_size && peer != *rank {
         return Ok(());
     }
-    Err(CollectiveError::NoSuchPeer {
-        call,
-        peer,
-        rank: topology.rank,
-        world_size: topology.world_size,
-    })
+    Err(CollectiveError::Failed(format!(
+        "{call}: expected a rank below the world size {world_size} and not {rank} itself, got {peer} (rank {rank})"
+    )))
 }
 
 /// Rejects a root that is not a rank.
@@ -393,34 +393,30 @@ pub(crate) fn expect_root(world_size: usize, root: usize) -> Result<(), Collecti
     if root < world_size {
         return Ok(());
     }
-    Err(CollectiveError::NoSuchRoot {
-        collective: "broadcast",
-        root,
-        world_size,
-    })
+    Err(CollectiveError::Failed(format!(
+        "broadcast: expected a root below the world size {world_size}, got {root}"
+    )))
 }
 
 /// Checks that `value` is the same text on all ranks; `what` names it.
 ///
 /// # Errors
-/// [`CollectiveError::PlanMismatch`] with the first rank that differs from root, on all ranks.
+/// On all ranks, with the first rank that differs from root.
 ///
 /// # Collective
 /// Must be called by all ranks.
 pub(crate) fn expect_equal(
     communicator: &dyn Communicator,
-    what: &'static str,
+    what: &str,
     value: &str,
 ) -> Result<(), CollectiveError> {
     let values = communicator.all_gather(value.as_bytes())?;
-    let text = |rank: usize| String::from_utf8_lossy(&values[rank]).into_owned();
     match values.iter().position(|value| *value != values[ROOT]) {
         None => Ok(()),
-        Some(rank) => Err(CollectiveError::PlanMismatch {
-            what,
-            rank,
-            expected: text(ROOT),
-            got: text(rank),
-        }),
+        Some(rank) => Err(CollectiveError::Failed(format!(
+            "{what} differs: expected {} as on rank {ROOT}, got {} (rank {rank}). Build the same model with the same options on every rank.",
+            String::from_utf8_lossy(&values[ROOT]),
+            String::from_utf8_lossy(&values[rank])
+        ))),
     }
 }

@@ -69,9 +69,8 @@ pub struct GlobalStepStatus {
 /// Compares the headers of all ranks.
 ///
 /// # Errors
-/// [`CollectiveError::RanksDiverged`] when epoch, step or plan differ, else
-/// [`CollectiveError::NonFinite`] when a rank met a NaN or an infinity. All ranks return the same
-/// error.
+/// If epoch, step or plan differ; else [`CollectiveError::NonFinite`] if a rank has a NaN or an
+/// infinity. All ranks return the same error.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -86,17 +85,11 @@ pub fn agree(
 pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, CollectiveError> {
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
-        let bytes: &[u8; StepHeader::NUM_BYTES] =
-            bytes
-                .as_slice()
-                .try_into()
-                .map_err(|_| CollectiveError::LengthMismatch {
-                    collective: "step header",
-                    rank,
-                    expected: StepHeader::NUM_BYTES,
-                    got: bytes.len(),
-                })?;
-        headers.push(StepHeader::from_bytes(bytes));
+        let len = StepHeader::NUM_BYTES;
+        let header = bytes.as_slice().try_into().map(StepHeader::from_bytes);
+        headers.push(
+            header.map_err(|_| CollectiveError::lengths("step header", rank, len, bytes.len()))?,
+        );
     }
     let root = headers[ROOT];
     let step = root.step;
@@ -117,15 +110,10 @@ pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, Collective
         ];
         for (what, expected, got) in pairs {
             if expected != got {
-                let expected = expected.to_string();
-                let got = got.to_string();
-                return Err(CollectiveError::RanksDiverged {
-                    step,
-                    rank,
-                    what,
-                    expected,
-                    got,
-                });
+                return Err(CollectiveError::Failed(format!(
+                    "step {}: ranks diverged: {what} is {got} on rank {rank}, expected {expected} as on rank {ROOT}",
+                    step.saturating_add(1)
+                )));
             }
         }
     }

@@ -89,7 +89,7 @@ impl ParameterLayout {
     /// pass reports its gradient for one of them.
     ///
     /// # Errors
-    /// [`CollectiveError::SharedParameter`] with the first two.
+    /// With the first two.
     pub fn expect_unshared(&self) -> Result<(), CollectiveError> {
         let mut paths = HashMap::new();
         let shared = self
@@ -97,10 +97,9 @@ impl ParameterLayout {
             .iter()
             .find_map(|entry| Some((paths.insert(entry.id, &entry.path)?, &entry.path)));
         match shared {
-            Some((first, second)) => Err(CollectiveError::SharedParameter {
-                first: first.clone(),
-                second: second.clone(),
-            }),
+            Some((first, second)) => Err(CollectiveError::Failed(format!(
+                "{first} and {second} are one parameter, expected one for each. Let both places use one module, or give each its own parameter."
+            ))),
             None => Ok(()),
         }
     }

@@ -1,7 +1,8 @@
 //! Tensors of a layout on their device: nothing here passes through host memory.
 //!
-//! In: a module, a layout of it. Out: flat tensors on the module's device, detached; the module with
-//! other tensors. Invariant: handles are moved, no element is read back, so nothing waits for the device.
+//! In: a module, a layout of it. Out: flat tensors on the module's device, detached; the module
+//! with other tensors. Invariant: handles are moved, no element is read back, so nothing waits for
+//! the device.
 
 use std::array;
 
@@ -15,10 +16,11 @@ use crate::replica::{ParameterEntry, ParameterLayout};
 /// The order of elements in a flat tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementOrder {
-    /// That of the module's tensors.
+    /// The order of the module's tensors.
     Module,
-    /// `[O, H, W, I]` for tensors of four dimensions, `[O, I, H, W]` in the module: a GPU's convolutions
-    /// read weights and write gradients in this order, without a copy. Otherwise as `Module`.
+    /// `[O, H, W, I]` for tensors of four dimensions, `[O, I, H, W]` in the module: a GPU's
+    /// convolutions read weights and write gradients in this order, without a copy. Otherwise as
+    /// `Module`.
     ChannelsLast,
 }
 
@@ -68,15 +70,16 @@ pub fn tensors<M: Module>(
     order: ElementOrder,
 ) -> Vec<Tensor<1>> {
     // `valid` applies pending updates of running states.
-    let each = Values {
-        order,
-        tensors: Vec::with_capacity(layout.entries().len()),
-    };
-    walk(&module.valid(), layout, each).tensors
+    let values = taken(&module.valid(), layout, order, Source::Values);
+    values
+        .into_iter()
+        .map(|tensor| tensor.expect("a parameter has a value"))
+        .collect()
 }
 
-/// Returns `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids, shapes,
-/// gradient requirements and types stay. As [`write`](crate::replica::write), on the device.
+/// Returns `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids,
+/// shapes, gradient requirements and types stay. As [`write`](crate::replica::write), on the
+/// device.
 ///
 /// # Panics
 /// If `layout` is not of this module, or a tensor and its entry differ in their number of elements.
@@ -99,15 +102,16 @@ pub fn replace<M: Module>(
     })
 }
 
-/// Returns `module` with each tensor of `layout` replaced by what `make` makes of its entry and plain
-/// device, flat in this order.
+/// Returns `module` with each tensor of `layout` replaced by what `make` makes of its entry and
+/// plain device, flat in this order.
 pub(crate) fn place<M: Module>(
     module: M,
     layout: &ParameterLayout,
     order: ElementOrder,
     make: impl FnMut(&ParameterEntry, &Device) -> Tensor<1>,
 ) -> M {
-    // A pending update would overwrite the new tensors at the next forward pass; `valid` applies it first.
+    // A pending update would overwrite the new tensors at the next forward pass; `valid` applies it
+    // first.
     drop(module.valid());
     let mut placer = Placer {
         cursor: Cursor::new(layout),
@@ -119,8 +123,8 @@ pub(crate) fn place<M: Module>(
     module
 }
 
-/// Takes the gradients of the parameters of `layout`, each flat in this order and in f32; `None` if the
-/// tape has none.
+/// Takes the gradients of the parameters of `layout`, each flat in this order and in f32; `None` if
+/// the tape has none.
 ///
 /// # Panics
 /// If `layout` is not of this module.
@@ -130,12 +134,7 @@ pub fn take_gradients<M: Module>(
     order: ElementOrder,
     gradients: Gradients,
 ) -> Vec<Option<Tensor<1>>> {
-    let each = Taken {
-        source: GradientSource::Tape(gradients),
-        order,
-        tensors: Vec::with_capacity(layout.entries().len()),
-    };
-    walk(module, layout, each).tensors
+    taken(module, layout, order, Source::Tape(gradients))
 }
 
 /// As [`take_gradients`], of gradients that were taken from the tape for burn's optimizers.
@@ -147,12 +146,7 @@ pub(crate) fn take_params<M: Module>(
     layout: &ParameterLayout,
     params: GradientsParams,
 ) -> Vec<Option<Tensor<1>>> {
-    let each = Taken {
-        source: GradientSource::Params(params),
-        order: ElementOrder::Module,
-        tensors: Vec::with_capacity(layout.entries().len()),
-    };
-    walk(module, layout, each).tensors
+    taken(module, layout, ElementOrder::Module, Source::Params(params))
 }
 
 /// Returns the flat gradients of `layout` as burn's optimizers take them.
@@ -249,36 +243,41 @@ impl<V: EachTensor> ModuleVisitor for Walk<'_, V> {
     }
 }
 
-struct Values {
-    order: ElementOrder,
-    tensors: Vec<Tensor<1>>,
-}
-
-impl EachTensor for Values {
-    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
-        self.tensors
-            .push(self.order.flat(param.val().inner(), entry));
-    }
-}
-
-struct Taken {
-    source: GradientSource,
-    order: ElementOrder,
-    tensors: Vec<Option<Tensor<1>>>,
-}
-
-enum GradientSource {
+/// The tensors of a walk.
+enum Source {
+    Values,
     Tape(Gradients),
     Params(GradientsParams),
 }
 
+struct Taken {
+    source: Source,
+    order: ElementOrder,
+    tensors: Vec<Option<Tensor<1>>>,
+}
+
+fn taken<M: Module>(
+    module: &M,
+    layout: &ParameterLayout,
+    order: ElementOrder,
+    source: Source,
+) -> Vec<Option<Tensor<1>>> {
+    let each = Taken {
+        source,
+        order,
+        tensors: Vec::with_capacity(layout.entries().len()),
+    };
+    walk(module, layout, each).tensors
+}
+
 impl EachTensor for Taken {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
-        let gradient = match &mut self.source {
-            GradientSource::Tape(gradients) => param.val().grad_remove(gradients),
-            GradientSource::Params(params) => params.remove::<D>(param.id),
+        let tensor = match &mut self.source {
+            Source::Values => Some(param.val().inner()),
+            Source::Tape(gradients) => param.val().grad_remove(gradients),
+            Source::Params(params) => params.remove::<D>(param.id),
         };
-        let flat = gradient.map(|gradient| self.order.flat(gradient, entry));
+        let flat = tensor.map(|tensor| self.order.flat(tensor, entry));
         self.tensors.push(flat);
     }
 }

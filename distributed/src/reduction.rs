@@ -247,7 +247,7 @@ impl CompressedReduction {
     /// Compresses from step `warmup_steps` on.
     ///
     /// # Errors
-    /// [`CollectiveError::PlanMismatch`] when ranks compress in different ways.
+    /// If ranks compress in different ways.
     ///
     /// # Collective
     /// Must be called by all ranks.

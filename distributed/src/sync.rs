@@ -9,6 +9,7 @@ use burn::module::Module;
 use sha2::{Digest, Sha256};
 
 use crate::communicator::expect_equal;
+use crate::error::list;
 use crate::layout::first_u64;
 use crate::{
     CollectiveError, Communicator, ROOT,
@@ -18,7 +19,7 @@ use crate::{
 /// Returns `module` with the parameters and norm statistics of rank `root`.
 ///
 /// # Errors
-/// [`CollectiveError::PlanMismatch`] on all ranks when the modules differ in structure.
+/// On all ranks if the modules differ in structure.
 ///
 /// # Collective
 /// Must be called by all ranks, with the same root.
@@ -130,7 +131,7 @@ fn digest_of(values: &[f32]) -> Sha256 {
 /// error's text.
 ///
 /// # Errors
-/// [`CollectiveError::FingerprintMismatch`] on all ranks, naming every rank that differs from root.
+/// On all ranks, with every rank that differs from root.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -144,15 +145,15 @@ pub fn check_fingerprint<M: Module>(
     let ranks: Vec<usize> = (0..fingerprints.len())
         .filter(|&rank| fingerprints[rank] != fingerprints[ROOT])
         .collect();
-    let text = |rank: usize| String::from_utf8_lossy(&fingerprints[rank]).into_owned();
     match ranks.first() {
         None => Ok(mine),
-        Some(&first) => Err(CollectiveError::FingerprintMismatch {
-            epoch,
-            expected: text(ROOT),
-            got: text(first),
-            ranks,
-        }),
+        Some(&first) => Err(CollectiveError::Failed(format!(
+            "epoch {}: parameters drifted apart: fingerprint is {} on {}, expected {} as on rank {ROOT}",
+            epoch.saturating_add(1),
+            String::from_utf8_lossy(&fingerprints[first]),
+            list(&ranks),
+            String::from_utf8_lossy(&fingerprints[ROOT])
+        ))),
     }
 }
 

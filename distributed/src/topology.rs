@@ -183,7 +183,9 @@ impl Launcher {
             None => Ok(None),
             Some(value) => match value.trim().parse() {
                 Ok(number) => Ok(Some(number)),
-                Err(_) => Err(CollectiveError::LauncherVariable { variable, value }),
+                Err(_) => Err(CollectiveError::Failed(format!(
+                    "environment variable {variable}: expected a number, got \"{value}\". If no launcher set it: unset {variable}"
+                ))),
             },
         };
         for (name, variable, rank, local_rank, num_processors) in LAUNCHERS {
@@ -326,13 +328,21 @@ pub fn check_world_size(
              or the mpirun of the program's MPI library"
         }
     };
-    Err(CollectiveError::WorldSizeMismatch {
-        launcher: launcher.name,
-        variable: launcher.variable,
-        num_tasks: launcher.num_tasks,
-        world_size,
-        remedy,
-    })
+    let Launcher {
+        name,
+        num_tasks,
+        variable,
+        ..
+    } = launcher;
+    // Without the step's variable the allocation's would count.
+    let further = match *variable {
+        "SLURM_STEP_NUM_TASKS" => " SLURM_NTASKS",
+        _ => "",
+    };
+    Err(CollectiveError::Failed(format!(
+        "{name}: expected a world of {num_tasks} ({variable}={num_tasks}), got a world of {world_size}. {remedy}. \
+         For one process: unset {variable}{further}"
+    )))
 }
 
 /// Rejects a place among the ranks, or on the node, that the launcher did not assign.
@@ -362,16 +372,10 @@ pub fn check_place(
     ];
     for (what, expected, got, remedy) in pairs {
         if let Some(expected) = expected.filter(|&expected| expected != got) {
-            let launcher = launcher.name;
-            let node = topology.node.clone();
-            return Err(CollectiveError::PlaceMismatch {
-                launcher,
-                what,
-                expected,
-                got,
-                node,
-                remedy,
-            });
+            return Err(CollectiveError::Failed(format!(
+                "{}: expected {what} {expected}, got {got} on node {}. {remedy}",
+                launcher.name, topology.node
+            )));
         }
     }
     Ok(())

@@ -64,7 +64,8 @@ impl Convolution {
     }
 }
 
-/// Activations that the backward pass computes again instead of keeping them. The bits are the same.
+/// Activations that the backward pass computes again instead of keeping them. The bits are the
+/// same.
 ///
 /// Applies only to layers that Lockstep's kernels fuse on Flex.
 ///

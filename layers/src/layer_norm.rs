@@ -6,7 +6,6 @@
 //! Source: Ba et al. 2016, arXiv 1607.06450.
 
 use burn::module::{Initializer, Module, Param};
-use burn::nn;
 use burn::tensor::module::layer_norm;
 use burn::tensor::{Device, Tensor};
 
@@ -58,8 +57,8 @@ impl LayerNormConfig {
 /// Layer normalisation of a tensor's last axis.
 ///
 /// # Differs from burn
-/// It is no wrapper of burn's module, which keeps its epsilon to itself: [`LayerNorm::from_burn`]
-/// asks for it. The parameters' names are the same.
+/// It does not contain burn's module, which keeps its epsilon private. The parameters' names are the
+/// same.
 #[derive(Module, Debug)]
 pub struct LayerNorm {
     /// Scale, `[C]`.
@@ -71,15 +70,6 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Returns the layer with the parameters of burn's module and its epsilon.
-    pub fn from_burn(stock: nn::LayerNorm, epsilon: f64) -> Self {
-        Self {
-            gamma: stock.gamma,
-            beta: stock.beta,
-            epsilon,
-        }
-    }
-
     /// Returns each row less its mean, divided by its standard deviation, times gamma, plus beta.
     ///
     /// # Shapes

@@ -237,7 +237,7 @@ impl BucketCompressor {
     /// Checks that all ranks compress alike.
     ///
     /// # Errors
-    /// [`CollectiveError::PlanMismatch`] with the first rank that differs from root, on all ranks.
+    /// On all ranks, with the first rank that differs from root.
     ///
     /// # Collective
     /// Must be called by all ranks.

@@ -85,14 +85,12 @@ impl TopK {
             .iter()
             .position(|message| message.len() != expected)
         {
-            let expected = expected / ELEMENT_BYTES;
-            let got = messages[rank].len() / ELEMENT_BYTES;
-            return Err(CollectiveError::LengthMismatch {
-                collective: "top-k gather",
+            return Err(CollectiveError::lengths(
+                "top-k gather",
                 rank,
-                expected,
-                got,
-            });
+                expected / ELEMENT_BYTES,
+                messages[rank].len() / ELEMENT_BYTES,
+            ));
         }
         values.fill(0.0);
         for message in &messages {

@@ -36,12 +36,10 @@ pub(super) fn check(call: &'static str, rank: usize, code: c_int) -> Result<(), 
     // SAFETY: `text` has the length MPI asks for, and both outlive the call.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
     text.truncate(usize::try_from(length).unwrap_or(0));
-    Err(CollectiveError::Mpi {
-        call,
-        rank,
-        code,
-        text: String::from_utf8_lossy(&text).into_owned(),
-    })
+    Err(CollectiveError::Failed(format!(
+        "{call} failed on rank {rank}: {} (code {code})",
+        String::from_utf8_lossy(&text)
+    )))
 }
 
 /// This process among those of the job. Dropped, it finalizes MPI if the others expect nothing more

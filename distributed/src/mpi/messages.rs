@@ -144,12 +144,7 @@ impl MpiCommunicator {
         let got = start + found.bytes;
         let mut refused = vec![0_u8; found.bytes];
         self.finish(self.start_matched(&mut found, &mut refused)?)?;
-        Err(CollectiveError::LengthMismatch {
-            collective: call,
-            rank: from,
-            expected: total,
-            got,
-        })
+        Err(CollectiveError::lengths(call, from, total, got))
     }
 
     /// Takes the next message out of MPI's queues, if it is there; it must be received then.

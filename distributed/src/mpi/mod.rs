@@ -99,8 +99,11 @@ impl MpiCommunicator {
     /// # Collective
     /// Must be called by all processes of the job.
     pub fn init() -> Result<Self, CollectiveError> {
-        let (universe, thread_level) = initialize_with_threading(Threading::Multiple)
-            .ok_or(CollectiveError::MpiInitializedBefore)?;
+        let failed = |text: String| CollectiveError::Failed(text);
+        let initialized = initialize_with_threading(Threading::Multiple);
+        let (universe, thread_level) = initialized.ok_or_else(|| {
+            failed("MPI was initialized before in this process. Keep one communicator until the end of main.".to_owned())
+        })?;
         if spans_nodes() && Self::library_name().starts_with("Open MPI") {
             sleep(STARTING);
         }
@@ -116,10 +119,9 @@ impl MpiCommunicator {
         // The lock makes calls one after the other, so less than `Multiple` will do as long as any
         // thread may call.
         if thread_level < Threading::Serialized {
-            return Err(CollectiveError::ThreadLevel {
-                expected: "MPI_THREAD_SERIALIZED",
-                got: format!("{thread_level:?}"),
-            });
+            return Err(failed(format!(
+                "MPI thread level: expected at least MPI_THREAD_SERIALIZED, got {thread_level:?}. Use an MPI library built with thread support."
+            )));
         }
         // SAFETY: MPI is initialized; the error handler is one of MPI's own.
         let code = unsafe {

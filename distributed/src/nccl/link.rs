@@ -12,8 +12,7 @@ use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DevicePtrMut, DriverError, PinnedHostSlice,
 };
 
-use super::api::{Api, Connection, UniqueId};
-use super::libraries;
+use super::api::{Api, Connection, NAMES, UniqueId};
 use super::readiness::Readiness;
 use crate::pause::pause_after;
 
@@ -34,9 +33,49 @@ fn by_driver(call: &'static str) -> impl Fn(DriverError) -> Failure {
     }
 }
 
+/// Returns NCCL, if the driver loads too, or what is missing. cudarc panics if the driver is
+/// missing, so it is checked first.
+fn load() -> Result<&'static Api, Readiness> {
+    if !driver_loads() {
+        return Err(Readiness::Lacking {
+            problem: "expected NVIDIA's driver to load (libcuda.so.1), got none in the loader's path".to_owned(),
+            remedy: "Run on nodes with GPUs; in a container, give it the GPUs (docker run --gpus all, apptainer exec --nv)"
+                .to_owned(),
+        });
+    }
+    Api::get().map_err(|reason| Readiness::Lacking {
+        problem: format!("expected NCCL to load ({}), got {reason}", NAMES.join(" or ")),
+        remedy: "Install NCCL, or add its folder to LD_LIBRARY_PATH (in PyTorch's wheels: site-packages/nvidia/nccl/lib)"
+            .to_owned(),
+    })
+}
+
+/// Returns the version of the NCCL that this process would use, such as `2.21.5`; `None` where it
+/// does not load.
+pub fn library_version() -> Option<String> {
+    Some(version_text(Api::get().ok()?.version().ok()?))
+}
+
+/// NCCL's number of its version in words: up to 2.8 the minor version had one digit less.
+fn version_text(code: i32) -> String {
+    let thousands = if code < 10_000 { 1_000 } else { 10_000 };
+    format!(
+        "{}.{}.{}",
+        code / thousands,
+        code % thousands / 100,
+        code % 100
+    )
+}
+
+fn driver_loads() -> bool {
+    // SAFETY: loading runs the library's own initialisers; every CUDA program, also burn's, runs
+    // those of this one.
+    unsafe { cudarc::driver::sys::is_culib_present() }
+}
+
 /// Returns the readiness of this rank with `gpu`, and the GPU with NCCL's functions if it is ready.
 pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static Api)>) {
-    let api = match libraries::load() {
+    let api = match load() {
         Ok(api) => api,
         Err(lacking) => return (lacking, None),
     };
@@ -49,7 +88,7 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
             None,
         )
     };
-    let Some(version) = libraries::library_version() else {
+    let Some(version) = library_version() else {
         return lacking(
             "expected NCCL to return its version, got an error".to_owned(),
             "Load another NCCL",
@@ -208,7 +247,14 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use super::name;
+    use super::{name, version_text};
+
+    #[test]
+    fn versions_are_read_in_both_of_their_forms() {
+        assert_eq!(version_text(2708), "2.7.8");
+        assert_eq!(version_text(22105), "2.21.5");
+        assert_eq!(version_text(23203), "2.32.3");
+    }
 
     #[test]
     fn a_gpu_is_named_as_nvidia_smi_does() {

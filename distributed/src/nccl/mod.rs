@@ -26,11 +26,10 @@ use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator, ROOT};
 
 mod api;
-mod libraries;
 mod link;
 mod readiness;
 
-pub use self::libraries::library_version;
+pub use self::link::library_version;
 pub use self::readiness::{Readiness, verdict};
 
 /// The plain sum by `ncclAllReduce`; each bucket is copied to the GPU and back, on a separate
@@ -57,8 +56,8 @@ impl NcclReduction {
     ///
     /// # Errors
     /// [`CollectiveError::NcclUnavailable`], the same on all ranks, when a library does not load, a
-    /// GPU is not there, versions differ or two ranks have the same GPU. [`CollectiveError::Nccl`]
-    /// when NCCL fails.
+    /// GPU is not there, versions differ or two ranks have the same GPU. Another
+    /// error if NCCL fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -116,7 +115,9 @@ impl BucketReduction for NcclReduction {
 }
 
 fn failed(rank: usize, Failure { call, text }: Failure) -> CollectiveError {
-    CollectiveError::Nccl { call, rank, text }
+    CollectiveError::Failed(format!(
+        "{call} failed on rank {rank}: {text}. NCCL_DEBUG=INFO makes NCCL print more."
+    ))
 }
 
 /// Returns the name of the new group of GPUs, made by root.
@@ -132,10 +133,12 @@ fn unique_id(communicator: &dyn Communicator, api: &Api) -> Result<UniqueId, Col
     communicator.broadcast(ROOT, &mut bytes)?;
     match bytes[0] {
         0 => Ok(UniqueId(std::array::from_fn(|index| bytes[1 + index]))),
-        result => Err(CollectiveError::Nccl {
-            call: "ncclGetUniqueId",
-            rank: ROOT,
-            text: api.words(result.into()),
-        }),
+        result => Err(failed(
+            ROOT,
+            Failure {
+                call: "ncclGetUniqueId",
+                text: api.words(result.into()),
+            },
+        )),
     }
 }

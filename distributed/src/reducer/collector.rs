@@ -38,13 +38,13 @@ pub(super) struct State {
     entries: HashMap<ParamId, usize>,
     pub(super) parameters: Vec<ParameterState>,
     pub(super) buckets: Vec<BucketState>,
-    /// Whether a hook has given a gradient of this micro-step, of any parameter.
+    /// True if a hook has given a gradient of this micro-step, of any parameter.
     pub(super) has_taken: bool,
     pub(super) context: BucketContext,
     micro_step: MicroStepConfig,
-    /// Whether a micro-step of this step has written the slot.
+    /// True if a micro-step of this step has written the slot.
     is_written: Vec<bool>,
-    /// Whether the micro-step is the first of its slot, and overwrites the values of the last step.
+    /// True if the micro-step is the first of its slot, and overwrites the values of the last step.
     overwrites: bool,
     /// The next bucket to leave.
     next: usize,
@@ -59,9 +59,9 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct ParameterState {
     id: ParamId,
-    /// Whether any micro-step had a gradient of it.
+    /// True if any micro-step had a gradient of it.
     was_used: bool,
-    /// Whether this micro-step has its gradient.
+    /// True if this micro-step has its gradient.
     has_arrived: bool,
     /// Time of its last gradient.
     pub(super) arrival: Option<Instant>,
@@ -85,9 +85,9 @@ pub struct MicroStepConfig {
     /// The accumulation slot, below
     /// [`BucketReduction::num_slots`](crate::reduction::BucketReduction::num_slots).
     pub slot: usize,
-    /// Whether this is the step's last micro-step: buckets leave as soon as they are full.
+    /// True if this is the step's last micro-step: buckets leave as soon as they are full.
     pub is_last: bool,
-    /// Whether the gradients are dropped, because the pass only took part in collectives.
+    /// True if the gradients are dropped, because the pass only took part in collectives.
     pub discard: bool,
 }
 
@@ -150,7 +150,8 @@ impl GradientCollector {
 
     /// Takes one parameter's gradient of the backward pass in progress. Gradients of other modules
     /// are ignored. Parameters are identified by the ids of the module given to
-    /// [`backward`](super::GradientReducer::backward) or [`rename`](super::GradientReducer::rename).
+    /// [`backward`](super::GradientReducer::backward) or
+    /// [`rename`](super::GradientReducer::rename).
     ///
     /// # Panics
     /// If the gradient's length is not the parameter's, or it is the second one of the same pass.
@@ -201,8 +202,8 @@ impl GradientCollector {
             .eq(ids)
     }
 
-    /// Returns the parameters without a gradient in any micro-step so far, as indices in the layout;
-    /// none before the first gradient.
+    /// Returns the parameters without a gradient in any micro-step so far, as indices in the
+    /// layout; none before the first gradient.
     pub(super) fn unused(&self) -> Vec<usize> {
         let parameters = &self.lock().parameters;
         if parameters.iter().all(|parameter| !parameter.was_used) {

@@ -1,6 +1,7 @@
 //! Custom training loops: a step in one call, parameters whose ids change, the checks of both.
 //!
-//! In: the module of a step, a loss, this rank's share of the samples. Out: gradients for burn's optimizers.
+//! In: the module of a step, a loss, this rank's share of the samples. Out: gradients for burn's
+//! optimizers.
 //! Invariant: what would silently give wrong gradients is an error, the same on all ranks.
 
 use burn::module::Module;
@@ -20,12 +21,13 @@ impl GradientReducer {
     /// batch, the result is the exact mean over the global batch.
     ///
     /// Gradients given by hooks are sent during the pass. A rank without samples calls
-    /// [`reduce`](Self::reduce) instead. `module` may have been rebuilt or loaded since the last step.
+    /// [`reduce`](Self::reduce) instead. `module` may have been rebuilt or loaded since the last
+    /// step.
     ///
     /// # Errors
-    /// [`CollectiveError::Shares`] on all ranks if the shares do not add up to 1 (not checked with
-    /// [`with_reduction`](Self::with_reduction)); [`CollectiveError::SharedParameter`];
-    /// [`CollectiveError::Unfrozen`]; a collective failed.
+    /// If the shares do not add up to 1, on all ranks (not checked with
+    /// [`with_reduction`](Self::with_reduction)); as [`rename`](Self::rename); if a parameter was
+    /// frozen when the reducer was made; a collective failed.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -51,8 +53,7 @@ impl GradientReducer {
     /// record contains the ids of its file. [`backward`](Self::backward) does this itself.
     ///
     /// # Errors
-    /// [`CollectiveError::SharedParameter`] if two parameters have one id, for example because two
-    /// modules were loaded from one file.
+    /// If two parameters have one id, for example because two modules were loaded from one file.
     pub fn rename<M: Module>(&self, module: &M) -> Result<(), CollectiveError> {
         let layout = ParameterLayout::new(module);
         layout.expect_unshared()?;
@@ -85,11 +86,13 @@ impl GradientReducer {
     /// Identifies the parameters by their ids in `module`. Returns true if the ids have changed.
     ///
     /// # Errors
-    /// As [`rename`](Self::rename), and [`CollectiveError::Unfrozen`].
+    /// As [`rename`](Self::rename), and if a trained parameter is not in the layout.
     fn identify<M: Module>(&self, module: &M) -> Result<bool, CollectiveError> {
         let identities = identities(module, self.layout());
         if let Some(path) = identities.unlisted {
-            return Err(CollectiveError::Unfrozen { path });
+            return Err(CollectiveError::Failed(format!(
+                "{path} requires a gradient, and was frozen when the gradient reducer was made. Make the reducer after parameters are unfrozen"
+            )));
         }
         let is_other = !self.collector.knows(&identities.ids);
         if is_other {
@@ -101,7 +104,7 @@ impl GradientReducer {
     /// Checks that the shares of the ranks that gave one add up to 1.
     ///
     /// # Errors
-    /// [`CollectiveError::Shares`] on all ranks if they do not.
+    /// On all ranks if they do not.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -112,7 +115,10 @@ impl GradientReducer {
         self.communicator.all_reduce_sum_f64(&mut sums)?;
         let [total, num_given] = sums;
         if num_given > 0.0 && (total - 1.0).abs() > SHARE_TOLERANCE {
-            return Err(CollectiveError::Shares { total });
+            return Err(CollectiveError::Failed(format!(
+                "share: the shares of all ranks add up to {total:.4}, expected 1. Give each rank its samples divided by those of all ranks, \
+                 with the mean loss over its samples"
+            )));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Gradients as an optimizer takes them.
 //!
-//! In: reduced buckets. Out: views of them. Invariant: only a reduction makes a [`SyncedBucket`], so
-//! an optimizer that takes one never receives gradients that differ between ranks.
+//! In: reduced buckets. Out: views of them. Invariant: only a reduction makes a [`SyncedBucket`],
+//! so an optimizer that takes one never receives gradients that differ between ranks.
 
 use std::ops::Range;
 use std::sync::MutexGuard;

@@ -37,7 +37,8 @@ use crate::{CollectiveError, Communicator};
 pub struct ReducerConfig {
     /// Largest size of a bucket, bytes of `f32`; `None`: [`BucketPlan::default_cap_bytes`].
     pub bucket_cap_bytes: Option<usize>,
-    /// Whether buckets are reduced during the backward pass, if the communicator allows a second thread.
+    /// True if buckets are reduced during the backward pass, if the communicator allows a second
+    /// thread.
     pub overlap: bool,
     /// The status that names the bucket under reduction.
     pub rank_status: Arc<RankStatus>,
@@ -73,9 +74,9 @@ pub struct GradientReducer {
     communicator: Arc<dyn Communicator>,
     reduction: SharedReduction,
     engine: Engine,
-    /// Whether a micro-step was opened and not closed.
+    /// True if a micro-step was opened and not closed.
     is_open: bool,
-    /// Whether all ranks take part in every step, so that shares can be summed.
+    /// True if all ranks take part in every step, so that shares can be summed.
     checks_shares: bool,
     /// This rank's share of the step under way.
     share: Option<f64>,
@@ -95,16 +96,17 @@ pub struct StepReport {
     /// Sum of the squared L2 norms of this rank's weighted micro-steps; 0 without
     /// [`measure_parts`](GradientReducer::measure_parts).
     pub squared_norm_of_parts: f64,
-    /// Whether a posted header asks for a stop, even if [`finish`](GradientReducer::finish) failed
+    /// True if a posted header asks for a stop, even if [`finish`](GradientReducer::finish) failed
     /// because of a value that is not finite.
     pub stop: bool,
 }
 
 impl GradientReducer {
-    /// Plans the buckets of `module`'s trainable parameters, summed by the communicator's own collective.
+    /// Plans the buckets of `module`'s trainable parameters, summed by the communicator's own
+    /// collective.
     ///
     /// # Errors
-    /// [`CollectiveError::PlanMismatch`] on all ranks if the plans differ, naming the first such rank.
+    /// On all ranks if the plans differ, with the first such rank.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -162,9 +164,7 @@ impl GradientReducer {
         let rank_status = Arc::clone(&config.rank_status);
         let (worker, jobs) = Worker::new(own, Arc::clone(&reduction), rank_status);
         let engine = if overlaps {
-            Engine::background(worker).map_err(|error| CollectiveError::Thread {
-                text: error.to_string(),
-            })?
+            Engine::background(worker).map_err(CollectiveError::no_thread)?
         } else {
             Engine::Inline(worker)
         };
@@ -221,7 +221,8 @@ impl GradientReducer {
     }
 
     /// Sends the step's header to the other ranks, ahead of the buckets. Called once a step, before
-    /// the last backward pass. [`reduce`](Self::reduce) then agrees with all ranks on the header first.
+    /// the last backward pass. [`reduce`](Self::reduce) then agrees with all ranks on the header
+    /// first.
     pub fn post_header(&mut self, header: StepHeader) {
         self.reclaim_buffers();
         self.header = Some(header);
@@ -236,15 +237,15 @@ impl GradientReducer {
             .map(|jobs| jobs.send(Job::Header(bytes)));
     }
 
-    /// Closes the micro-step with the gradients that its backward pass left on the tape; those given
-    /// to hooks are no longer there. A parameter without a gradient adds zero.
+    /// Closes the micro-step with the gradients that its backward pass left on the tape; those
+    /// given to hooks are no longer there. A parameter without a gradient adds zero.
     ///
-    /// Without [`begin_micro_step`](Self::begin_micro_step) it opens a micro-step of weight `weight`
-    /// that others may follow.
+    /// Without [`begin_micro_step`](Self::begin_micro_step) it opens a micro-step of weight
+    /// `weight` that others may follow.
     ///
     /// # Panics
-    /// If `module` is not built like the reducer's, or hooks gave gradients under other ids than the
-    /// module's: [`rename`](Self::rename) the reducer first.
+    /// If `module` is not built like the reducer's, or hooks gave gradients under other ids than
+    /// the module's: [`rename`](Self::rename) the reducer first.
     pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
         self.expect_ids(module);
         let gradients = take_gradients(module, self.layout(), ElementOrder::Module, gradients);
@@ -277,8 +278,8 @@ impl GradientReducer {
         self.collector.end_micro_step(gradients);
     }
 
-    /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation starts
-    /// from zero. A rank that accumulated nothing contributes zeros.
+    /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation
+    /// starts from zero. A rank that accumulated nothing contributes zeros.
     ///
     /// # Errors
     /// If a collective fails.
@@ -294,9 +295,9 @@ impl GradientReducer {
     /// finite. The sums are [`synced`](Self::synced).
     ///
     /// # Errors
-    /// [`CollectiveError::RanksDiverged`] and [`CollectiveError::NonFinite`], the same on all ranks;
-    /// or a collective failed. Only after [`CollectiveError::NonFinite`] may the next step begin: all
-    /// buckets have come back, and the reduction has the state from before this step.
+    /// If the ranks have diverged, or [`CollectiveError::NonFinite`], the same on all ranks; or a
+    /// collective failed. Only after [`CollectiveError::NonFinite`] may the next step
+    /// begin: all buckets have come back, and the reduction has the state from before this step.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -370,7 +371,8 @@ impl GradientReducer {
         self.collector.finish_local()
     }
 
-    /// Returns the buckets of the last reduction, summed over all ranks, until the next step begins.
+    /// Returns the buckets of the last reduction, summed over all ranks, until the next step
+    /// begins.
     pub fn synced(&mut self) -> SyncedGradients<'_> {
         SyncedGradients::new(self.collector.layout(), &mut self.synced)
     }

@@ -1,4 +1,5 @@
-//! The reduction of buckets: on a communication thread during the backward pass, or by the caller after it.
+//! The reduction of buckets: on a communication thread during the backward pass, or by the caller
+//! after it.
 //!
 //! In: jobs in the order in which every rank sends them. Out: their results, in the same order.
 //! Invariant: after a failed job no further one touches the communicator.
@@ -54,7 +55,7 @@ pub(super) struct Worker {
     jobs: Receiver<Job>,
     communicator: Arc<dyn Communicator>,
     reduction: SharedReduction,
-    /// Whether buckets must be reduced; otherwise they are handed back.
+    /// True if buckets must be reduced; otherwise they are handed back.
     is_needed: bool,
     rank_status: Arc<RankStatus>,
     failure: Option<CollectiveError>,

@@ -1,6 +1,6 @@
 //! Ranks as threads of one process, so that everything above a communicator is tested without MPI.
 //!
-//! In: one buffer a rank. Out: results computed once, by the rank that comes last, in rank order.
+//! In: one buffer a rank. Out: results that each rank computes of all buffers, in rank order.
 //! Invariant: deterministic bits; ranks that disagree all get the same error; a rank that ends
 //! early ends the others' waiting. Speed is no aim: threads share one compute pool, processes do
 //! not.
@@ -12,7 +12,7 @@ use std::thread;
 
 use self::world::{Deposit, Mail, World};
 use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
-use crate::{CollectiveError, Communicator};
+use crate::{CollectiveError, Communicator, ROOT};
 
 mod world;
 
@@ -51,19 +51,12 @@ impl ThreadCommunicator {
         }
     }
 
-    /// Makes one collective: the last rank to arrive computes the common result from the bytes of
-    /// all ranks, in rank order.
-    fn combine<T: Send + Sync + 'static>(
-        &self,
-        deposit: Deposit,
-        result_of: impl FnOnce(Vec<Vec<u8>>) -> Result<T, CollectiveError>,
-    ) -> Result<Arc<T>, CollectiveError> {
+    /// Makes one collective, and returns the deposits of all ranks in rank order.
+    fn combine(&self, deposit: Deposit) -> Result<Arc<[Deposit]>, CollectiveError> {
         let mut round = lock(&self.round);
-        let result = self
-            .world
-            .combine(self.topology.rank, *round, deposit, result_of);
+        let deposits = self.world.combine(self.topology.rank, *round, deposit);
         *round += 1;
-        result
+        deposits
     }
 
     /// Receives the message that `call` waits for, which must fill `bytes`.
@@ -77,12 +70,8 @@ impl ThreadCommunicator {
         expect_peer(&self.topology, call, from)?;
         let message = self.world.receive(self.topology.rank, Some(from), tag)?;
         if message.bytes.len() != bytes.len() {
-            return Err(CollectiveError::LengthMismatch {
-                collective: call,
-                rank: from,
-                expected: bytes.len(),
-                got: message.bytes.len(),
-            });
+            let got = message.bytes.len();
+            return Err(CollectiveError::lengths(call, from, bytes.len(), got));
         }
         bytes.copy_from_slice(&message.bytes);
         Ok(())
@@ -104,11 +93,14 @@ impl ThreadCommunicator {
         self.world.send(to, message)
     }
 
-    /// Makes a world of the first `count` ranks.
+    /// Makes a world of the first `count` ranks, which root's deposit brings to all.
     fn relative(&self, count: usize) -> Result<Arc<World>, CollectiveError> {
-        let world = self.world.relative(count);
-        let common = self.combine(Deposit::new("duplicate", &[]), |_| Ok(world))?;
-        Ok(Arc::clone(&common))
+        let deposits = self.combine(Deposit {
+            world: Some(self.world.relative(count)),
+            ..Deposit::new("duplicate", &[])
+        })?;
+        let world = deposits[ROOT].world.clone();
+        Ok(world.expect("all ranks make a duplicate"))
     }
 }
 
@@ -120,39 +112,35 @@ impl Communicator for ThreadCommunicator {
     fn all_reduce(&self, mut buffer: ReduceBuffer<'_>) -> Result<(), CollectiveError> {
         let mut deposit = Deposit::new(buffer.collective(), buffer.bytes());
         deposit.len = Some(deposit.bytes.len() / buffer.element_bytes());
-        let result = self.combine(deposit, |deposits| {
-            buffer.bytes().copy_from_slice(&deposits[0]);
-            for deposit in &deposits[1..] {
-                buffer.reduce(deposit);
-            }
-            Ok(buffer.bytes().to_vec())
-        })?;
-        buffer.bytes().copy_from_slice(&result);
+        let deposits = self.combine(deposit)?;
+        buffer.bytes().copy_from_slice(&deposits[0].bytes);
+        for deposit in &deposits[1..] {
+            buffer.reduce(&deposit.bytes);
+        }
         Ok(())
     }
 
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        let deposit = Deposit {
+        let deposits = self.combine(Deposit {
             root: Some(root),
             len: Some(bytes.len()),
             ..Deposit::new("broadcast", bytes)
-        };
-        let sent = self.combine(deposit, |mut deposits| {
-            expect_root(deposits.len(), root)?;
-            Ok(deposits.swap_remove(root))
         })?;
-        bytes.copy_from_slice(&sent);
+        expect_root(deposits.len(), root)?;
+        bytes.copy_from_slice(&deposits[root].bytes);
         Ok(())
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        let gathered = self.combine(Deposit::new("all_gather", bytes), Ok)?;
-        Ok(gathered.to_vec())
+        let deposits = self.combine(Deposit::new("all_gather", bytes))?;
+        Ok(deposits
+            .iter()
+            .map(|deposit| deposit.bytes.clone())
+            .collect())
     }
 
     fn barrier(&self) -> Result<(), CollectiveError> {
-        self.combine(Deposit::new("barrier", &[]), |_| Ok(()))
-            .map(|_| ())
+        self.combine(Deposit::new("barrier", &[])).map(drop)
     }
 
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {

@@ -5,7 +5,6 @@
 //! Invariant: results and messages from before a rank left are still delivered; an abort ends all
 //! duplicates of a world, too.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
@@ -23,12 +22,13 @@ pub(super) struct World {
 
 /// The collective in progress and the last one finished, and the messages.
 ///
-/// One result is enough: the next one needs a deposit of every rank, and a rank deposits only after
-/// it took the last result.
+/// The deposits of one finished collective are enough: the next one needs a deposit of every rank,
+/// and a rank deposits only after it took the last ones.
 #[derive(Debug)]
 struct State {
     deposits: Vec<Option<Deposit>>,
-    result: Option<(u64, Result<SharedResult, CollectiveError>)>,
+    /// Number of the finished collective, and its deposits in rank order.
+    finished: Option<(u64, Result<Arc<[Deposit]>, CollectiveError>)>,
     /// Messages on their way, by receiver.
     mailboxes: Vec<VecDeque<Mail>>,
     /// Ends collectives: the first rank that left or aborted.
@@ -37,9 +37,6 @@ struct State {
     /// Ranks that have left.
     left: Vec<bool>,
 }
-
-/// The result of a collective, of the type that the collective returns.
-type SharedResult = Arc<dyn Any + Send + Sync>;
 
 /// The contribution of one rank to a collective.
 #[derive(Clone, Debug)]
@@ -50,6 +47,8 @@ pub(super) struct Deposit {
     /// Number of elements, if it must be equal on all ranks.
     pub(super) len: Option<usize>,
     pub(super) bytes: Vec<u8>,
+    /// World for the duplicates.
+    pub(super) world: Option<Arc<World>>,
 }
 
 impl Deposit {
@@ -59,6 +58,7 @@ impl Deposit {
             root: None,
             len: None,
             bytes: bytes.to_vec(),
+            world: None,
         }
     }
 
@@ -93,7 +93,7 @@ impl World {
     fn in_family(world_size: usize, family: Arc<Mutex<Vec<Weak<Self>>>>) -> Arc<Self> {
         let state = State {
             deposits: vec![None; world_size],
-            result: None,
+            finished: None,
             mailboxes: (0..world_size).map(|_| VecDeque::new()).collect(),
             ended: None,
             aborted: None,
@@ -137,15 +137,13 @@ impl World {
         self.changed.notify_all();
     }
 
-    /// Waits for the deposit of every rank and returns the common result, which the last rank
-    /// computes.
-    pub(super) fn combine<T: Send + Sync + 'static>(
+    /// Waits for the deposit of every rank and returns all of them, in rank order.
+    pub(super) fn combine(
         &self,
         rank: usize,
         round: u64,
         deposit: Deposit,
-        result_of: impl FnOnce(Vec<Vec<u8>>) -> Result<T, CollectiveError>,
-    ) -> Result<Arc<T>, CollectiveError> {
+    ) -> Result<Arc<[Deposit]>, CollectiveError> {
         let mut state = lock(&self.state);
         if let Some(ended) = &state.ended {
             return Err(ended.clone());
@@ -154,26 +152,17 @@ impl World {
         if state.deposits.iter().all(Option::is_some) {
             let deposits: Vec<Deposit> =
                 state.deposits.iter_mut().filter_map(Option::take).collect();
-            let result = expect_equal(&deposits).and_then(|()| {
-                result_of(deposits.into_iter().map(|deposit| deposit.bytes).collect())
-            });
-            state.result = Some((
-                round,
-                result.map(|result| -> SharedResult { Arc::new(result) }),
-            ));
+            let equal = expect_equal(&deposits);
+            state.finished = Some((round, equal.map(|()| deposits.into())));
             self.changed.notify_all();
         }
         loop {
-            // A finished result comes before the end of the world: a rank may leave right after its
-            // last collective.
-            if let Some((finished, result)) = &state.result
+            // A finished collective comes before the end of the world: a rank may leave right after
+            // its last one.
+            if let Some((finished, deposits)) = &state.finished
                 && *finished == round
             {
-                return result.clone().map(|result| {
-                    result
-                        .downcast()
-                        .expect("all ranks make the same collective")
-                });
+                return deposits.clone();
             }
             if let Some(ended) = &state.ended {
                 return Err(ended.clone());
@@ -259,21 +248,21 @@ fn expect_equal(deposits: &[Deposit]) -> Result<(), CollectiveError> {
     let root = &deposits[ROOT];
     for (rank, deposit) in deposits.iter().enumerate() {
         if (deposit.collective, deposit.root) != (root.collective, root.root) {
-            return Err(CollectiveError::OperationMismatch {
-                rank,
-                expected: root.signature(),
-                got: deposit.signature(),
-            });
+            return Err(CollectiveError::Failed(format!(
+                "rank {rank} called {} while rank {ROOT} called {}. Every rank must make the same collectives in the same order.",
+                deposit.signature(),
+                root.signature()
+            )));
         }
         if let (Some(expected), Some(got)) = (root.len, deposit.len)
             && got != expected
         {
-            return Err(CollectiveError::LengthMismatch {
-                collective: deposit.collective,
+            return Err(CollectiveError::lengths(
+                deposit.collective,
                 rank,
                 expected,
                 got,
-            });
+            ));
         }
     }
     Ok(())

@@ -133,10 +133,10 @@ impl Drop for Watchdog {
 }
 
 fn not_started(communicator: &dyn Communicator, error: &std::io::Error) -> CollectiveError {
-    CollectiveError::WatchdogThread {
-        rank: communicator.rank(),
-        text: error.to_string(),
-    }
+    CollectiveError::Failed(format!(
+        "the watchdog's thread did not start on rank {}: {error}. Raise the limit of processes (ulimit -u, pids.max of the cgroup).",
+        communicator.rank()
+    ))
 }
 
 /// Returns a duplicate; ends the job if not all ranks make it within `timeout`.

@@ -84,7 +84,7 @@ struct Position {
     calls: Vec<Call>,
     /// Number of calls that have begun.
     num_calls: u64,
-    /// Time of the last change, as far as it was seen, and all counted progress then.
+    /// Time of the last change that was noted or seen, and all counted progress then.
     changed: (Instant, u64),
 }
 

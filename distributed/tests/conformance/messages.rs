@@ -56,13 +56,10 @@ fn peers_must_be_other_ranks(communicator: &dyn Communicator) {
     let rank = communicator.rank();
     let world_size = communicator.world_size();
     for peer in [rank, world_size] {
-        let refused = |call| {
-            Err(CollectiveError::NoSuchPeer {
-                call,
-                peer,
-                rank,
-                world_size,
-            })
+        let refused = |call: &str| {
+            Err(CollectiveError::Failed(format!(
+                "{call}: expected a rank below the world size {world_size} and not {rank} itself, got {peer} (rank {rank})"
+            )))
         };
         assert_eq!(communicator.send(peer, 1, &[1]), refused("send"));
         assert_eq!(communicator.receive(peer, 1, &mut [1]), refused("receive"));
@@ -73,14 +70,10 @@ fn peers_must_be_other_ranks(communicator: &dyn Communicator) {
     }
     if world_size == 1 {
         let error = communicator.receive_any(1).unwrap_err();
-        assert_eq!(
-            error,
-            CollectiveError::NoSuchPeer {
-                call: "receive_any",
-                peer: 0,
-                rank: 0,
-                world_size: 1
-            }
+        assert!(
+            error
+                .to_string()
+                .starts_with("receive_any: expected a rank below")
         );
     }
     assert_eq!(communicator.try_receive_any(999).unwrap(), None);
@@ -208,13 +201,7 @@ fn a_message_of_another_length_is_refused(communicator: &dyn Communicator) {
             duplicate.send(0, 3, &bytes_of(1, sent)).unwrap();
         } else if rank == 0 && world_size > 1 {
             let error = duplicate.receive(1, 3, &mut [0; 4]).unwrap_err();
-            let expected = CollectiveError::LengthMismatch {
-                collective: "receive",
-                rank: 1,
-                expected: 4,
-                got: sent,
-            };
-            assert_eq!(error, expected);
+            assert_eq!(error, CollectiveError::lengths("receive", 1, 4, sent));
         }
     }
     communicator.barrier().unwrap();

@@ -66,9 +66,7 @@ fn work_that_fails_on_one_rank_is_told_with_its_rank_and_ends_the_others_waiting
     let told = run_ranks(2, |communicator| {
         let mut told = None;
         let done = match communicator.rank() {
-            0 => Err(CollectiveError::Thread {
-                text: "gone".to_owned(),
-            }),
+            0 => Err(CollectiveError::no_thread("gone")),
             // The last rank would wait here.
             _ => communicator.barrier(),
         };

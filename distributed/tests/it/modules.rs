@@ -244,17 +244,10 @@ fn a_broadcast_between_different_modules_fails_on_all_ranks() {
         broadcast_module(net, &communicator, 0).unwrap_err()
     });
     assert_eq!(errors[0], errors[1]);
+    let text = errors[0].to_string();
     assert!(
-        matches!(
-            errors[0],
-            CollectiveError::PlanMismatch {
-                what: "module",
-                rank: 1,
-                ..
-            }
-        ),
-        "{}",
-        errors[0]
+        text.starts_with("module differs: ") && text.contains("(rank 1)"),
+        "{text}"
     );
 }
 
@@ -327,12 +320,10 @@ fn a_fingerprint_is_of_parameter_bits_only_and_drifted_ranks_are_named() {
         check_fingerprint(&write(norm, &layout, &values), &communicator, 6).unwrap_err()
     });
     for error in errors {
+        let text = error.to_string();
         assert!(
-            matches!(&error, CollectiveError::FingerprintMismatch { epoch: 6, ranks, .. } if *ranks == [1, 3])
-        );
-        assert!(
-            error.to_string().contains("on ranks 1, 3, expected "),
-            "{error}"
+            text.starts_with("epoch 6: ") && text.contains("on ranks 1, 3, expected "),
+            "{text}"
         );
     }
 }
@@ -421,10 +412,10 @@ fn shares_that_are_not_the_whole_batch_are_refused_on_all_ranks_and_a_rank_may_h
         assert_eq!(backward(shares), vec![Ok(()); 3], "{shares:?}");
     }
     for (shares, total) in [([Some(1.0); 3], 3.0), ([Some(0.5), Some(0.25), None], 0.75)] {
-        assert_eq!(
-            backward(shares),
-            vec![Err(CollectiveError::Shares { total }); 3]
-        );
+        for result in backward(shares) {
+            let expected = format!("share: the shares of all ranks add up to {total:.4}, ");
+            assert!(result.unwrap_err().to_string().starts_with(&expected));
+        }
     }
 }
 
@@ -510,11 +501,10 @@ fn what_is_frozen_later_has_no_gradient_and_what_is_unfrozen_later_is_refused() 
     let error = reducer_of(&frozen)
         .backward(&net, loss(&net), 1.0)
         .unwrap_err();
-    assert_eq!(
-        error,
-        CollectiveError::Unfrozen {
-            path: "head.weight".to_owned()
-        }
+    let text = error.to_string();
+    assert!(
+        text.starts_with("head.weight requires a gradient"),
+        "{text}"
     );
 }
 

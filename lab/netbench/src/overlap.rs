@@ -75,9 +75,7 @@ pub(crate) fn measure(
                     let start = Instant::now();
                     sum_several(number).map(|()| start.elapsed().as_secs_f64() / number as f64)
                 });
-            let sums = sums.map_err(|error| CollectiveError::Thread {
-                text: error.to_string(),
-            })?;
+            let sums = sums.map_err(CollectiveError::no_thread)?;
             let shared = updates_a_second(|| !sums.is_finished());
             Ok((
                 sums.join()

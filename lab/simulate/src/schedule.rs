@@ -211,13 +211,7 @@ impl Schedule<'_> {
             } else {
                 "exchange"
             };
-            return Err(CollectiveError::LengthMismatch {
-                collective,
-                rank: from,
-                expected,
-                got: message.bytes,
-            }
-            .into());
+            return Err(CollectiveError::lengths(collective, from, expected, message.bytes).into());
         }
         let (inside, seconds) = self.route(from, index, message.bytes);
         let clock = &mut self.ranks[index].clock;

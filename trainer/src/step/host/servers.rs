@@ -63,9 +63,7 @@ impl Servers {
             own = Some(Arc::clone(&started));
             let thread = Builder::new().name("parameter server".to_owned());
             let thread = thread.spawn(move || started.serve_or_end_the_job());
-            server = Some(thread.map_err(|error| CollectiveError::Thread {
-                text: error.to_string(),
-            })?);
+            server = Some(thread.map_err(CollectiveError::no_thread)?);
         }
         let client = Arc::new(ServerClient::new(
             plan,
@@ -156,7 +154,7 @@ impl Servers {
 /// Checks that two threads of a process may communicate at once, if workers have servers.
 ///
 /// # Errors
-/// [`CollectiveError::ServerNeedsThreads`] on all ranks if they may not on some; or the job ends.
+/// On all ranks if they may not on some; or the job ends.
 ///
 /// # Collective
 /// Must be called by all ranks of `communicator`.
@@ -176,9 +174,10 @@ pub fn check_threads(
     if without == [0] || communicator.world_size() == 1 {
         return Ok(());
     }
-    Err(CollectiveError::ServerNeedsThreads {
-        library: communicator.library(),
-    })
+    Err(CollectiveError::Failed(format!(
+        "a parameter server on the rank of a worker needs a communicator that two threads may use at once (MPI_THREAD_MULTIPLE), which {} does not offer here. Give the servers dedicated ranks (--server-placement own).",
+        communicator.library()
+    )))
 }
 
 /// Serves on a rank that does nothing else, until the workers have left.
