@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use self::world::{Deposit, Mail, World};
+use self::world::{Deposit, Deposits, Mail, World};
 use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
 use crate::{CollectiveError, Communicator, ROOT};
 
@@ -52,7 +52,7 @@ impl ThreadCommunicator {
     }
 
     /// Makes one collective, and returns the deposits of all ranks in rank order.
-    fn combine(&self, deposit: Deposit) -> Result<Arc<[Deposit]>, CollectiveError> {
+    fn combine(&self, deposit: Deposit) -> Deposits {
         let mut round = lock(&self.round);
         let deposits = self.world.combine(self.topology.rank, *round, deposit);
         *round += 1;

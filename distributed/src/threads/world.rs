@@ -28,7 +28,7 @@ pub(super) struct World {
 struct State {
     deposits: Vec<Option<Deposit>>,
     /// Number of the finished collective, and its deposits in rank order.
-    finished: Option<(u64, Result<Arc<[Deposit]>, CollectiveError>)>,
+    finished: Option<(u64, Deposits)>,
     /// Messages on their way, by receiver.
     mailboxes: Vec<VecDeque<Mail>>,
     /// Ends collectives: the first rank that left or aborted.
@@ -37,6 +37,9 @@ struct State {
     /// Ranks that have left.
     left: Vec<bool>,
 }
+
+/// The deposits of all ranks in rank order, or why the collective failed.
+pub(super) type Deposits = Result<Arc<[Deposit]>, CollectiveError>;
 
 /// The contribution of one rank to a collective.
 #[derive(Clone, Debug)]
@@ -138,12 +141,7 @@ impl World {
     }
 
     /// Waits for the deposit of every rank and returns all of them, in rank order.
-    pub(super) fn combine(
-        &self,
-        rank: usize,
-        round: u64,
-        deposit: Deposit,
-    ) -> Result<Arc<[Deposit]>, CollectiveError> {
+    pub(super) fn combine(&self, rank: usize, round: u64, deposit: Deposit) -> Deposits {
         let mut state = lock(&self.state);
         if let Some(ended) = &state.ended {
             return Err(ended.clone());

@@ -276,7 +276,7 @@ impl RankReport {
 
     /// Returns `None` if the bytes are not a report.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (numbers, name) = bytes.split_at_checked(8 * size_of::<u64>())?;
+        let (numbers, name) = bytes.split_at_checked(size_of::<[u64; 8]>())?;
         let mut numbers = numbers
             .as_chunks()
             .0
