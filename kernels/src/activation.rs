@@ -1,26 +1,26 @@
-//! Functions of each value, and their gradients.
+//! Activation functions and their gradients.
 //!
-//! In: any number of values.
-//! Out: as many.
-//! Invariant: every value by itself: the same bits for any number of threads and instruction set.
-//! The backward pass takes the input, not the output, which need not be kept.
+//! In: any number of values. Out: as many values.
+//! Invariant: values are independent, so the bits do not depend on threads or instruction set.
+//!
+//! The backward pass reads the input, so the output need not be kept.
 
 use rayon::prelude::*;
 
 use crate::Element;
 use crate::simd::{Isa, Task, exp, vectorized};
 
-/// Values of a piece.
+/// Values per piece.
 const PIECE_VALUES: usize = 1 << 14;
 
-/// A function of each value.
+/// Activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
-    /// max(x, 0); a NaN stays one.
+    /// max(x, 0); NaN stays NaN.
     Relu,
-    /// min(max(x, 0), 6), arXiv 1801.04381; a NaN stays one.
+    /// min(max(x, 0), 6), arXiv 1801.04381; NaN stays NaN.
     Relu6,
-    /// x Φ(x), by the error function: Hendrycks and Gimpel 2016, arXiv 1606.08415. Within 3e-7
+    /// x Φ(x) with the error function: Hendrycks and Gimpel 2016, arXiv 1606.08415. Within 3e-7 /
     /// max(1, |x|).
     Gelu,
     /// x / (1 + e^-x): Elfwing et al. 2017, arXiv 1702.03118.
@@ -56,7 +56,7 @@ pub fn forward<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
         });
 }
 
-/// Computes dx = f'(x) dy. Where ReLU has a corner the derivative is 0, as in PyTorch.
+/// Computes dx = f'(x) dy. The derivative of ReLU at 0 is 0, as in PyTorch.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.

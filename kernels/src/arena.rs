@@ -1,19 +1,19 @@
-//! Buffers that are taken and given back, so that after the first step of a training no memory is
-//! fresh.
+//! Buffers that a step returns and the next step reuses, so that only the first step needs new
+//! memory.
 //!
 //! In: a number of elements.
-//! Out: a [`Buffer`] of so many, 64-byte aligned, whose drop gives the memory back to its
+//! Out: a [`Buffer`] of this length, aligned to 64 bytes. Its drop returns the memory to its
 //! [`Arena`].
-//! Invariant: equal steps find equal buffers: an arena that has seen one step asks the system for
-//! nothing more. A block that comes again holds what was written last: a caller writes all of it.
+//! Invariant: equal steps get equal buffers. An arena that has seen one step asks the system for no
+//! more memory. A reused block holds old values: the caller writes all of it.
 //!
-//! Blocks lie one behind the other in regions, at the first place where they fit, and free
-//! neighbours become one: what the small layers of a network gave back serves its large ones. The
-//! system gives a region's pages as they are first written, so a region costs what is used of it.
+//! Blocks lie one after the other in regions, at the first place with enough room. Free neighbours
+//! merge, so the memory of a network's small layers serves its large ones. The system provides the
+//! pages of a region at the first write, so unused parts cost nothing.
 //!
-//! Why: a fresh page costs the system 0.1 to 0.25 µs, of which a step of ResNet-20 with 128 images
-//! would take 50,000: a third of its time (`docs/benchmarks.md`). Aligned, a vector's load never
-//! crosses two cache lines.
+//! Reason: a new page costs 0.1 to 0.25 µs. A step of ResNet-20 with 128 images would need 50,000
+//! pages, a third of its time (`docs/benchmarks.md`). An aligned vector load never crosses two
+//! cache lines.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
@@ -25,28 +25,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::Element;
 use crate::pieces::elements;
 
-/// One cache line, the unit of every buffer.
+/// Cache line, the unit of every buffer.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Line([u8; LINE]);
 
 impl Line {
-    /// One without a bit set.
+    /// A line of zeros.
     pub(crate) const ZEROS: Self = Self([0; LINE]);
 }
 
 const LINE: usize = 64;
 
-/// Lines of the smallest region, 64 MiB: the system's allocator maps what is so large, instead of
-/// clearing it.
+/// Lines of the smallest region, 64 MiB. The system's allocator maps regions of this size instead
+/// of clearing them.
 const REGION_LINES: usize = 1024 * 1024;
 
-/// Lets the system's allocator keep what the main thread frees, in blocks up to 32 MiB, instead of
-/// returning it: the tensors of a step that are in no arena (new parameters, burn's own operations)
-/// then lie in memory of the step before.
+/// Makes the system's allocator keep memory that the main thread frees, in blocks up to 32 MiB.
 ///
-/// For a program to call where training begins: threads that decode before it would keep their
-/// memory, too. It overrides what the environment says of these two settings; without effect
+/// Tensors outside an arena (new parameters, burn's operations) then reuse the memory of the step
+/// before. Call this function when training begins: threads that decode images earlier would keep
+/// their memory, too. It overrides the environment's settings of the allocator, and has no effect
 /// outside 64-bit glibc.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
@@ -80,11 +79,10 @@ impl Arena {
         Self::default()
     }
 
-    /// Returns a block of `len` values of unspecified content: zeros or what an earlier holder
-    /// wrote.
+    /// Returns a block of `len` values with unspecified content: zeros or earlier values.
     ///
     /// # Panics
-    /// If so many values fit no slice.
+    /// If no slice can have this length.
     #[must_use]
     pub fn take<E: Element>(&self, len: usize) -> Buffer<E> {
         let num_lines = elements("arena", &[len, size_of::<E>()]).div_ceil(LINE);

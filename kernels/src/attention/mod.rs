@@ -1,11 +1,11 @@
-//! Scaled dot-product attention of every image and head.
+//! Scaled dot-product attention for every image and head.
 //!
-//! In: queries, keys and values in one tensor, as one linear layer gives them.
-//! Out: the mixed values; the gradient of all three.
-//! Invariant: an image is one thread's, and the scores of a head never leave the cache; the
-//! backward pass computes them again. The same bits for any number of threads.
+//! In: queries, keys and values in one tensor, the output of one linear layer.
+//! Out: the attention output, or the gradient of queries, keys and values.
+//! Invariant: one thread computes an image, so the bits do not depend on threads. Scores of a head
+//! stay in the cache; the backward pass computes them again.
 //! Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1; Dao et al. 2022, arXiv 2205.14135,
-//! for not storing the scores.
+//! for recomputed scores.
 
 mod steps;
 #[cfg(test)]

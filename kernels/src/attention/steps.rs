@@ -1,7 +1,7 @@
-//! The steps of attention: matrices in and out of tensors, their products, and softmax.
+//! Steps of attention: matrices in and out of tensors, products, softmax.
 //!
-//! In and out: matrices of f32 whose rows are whole blocks, with zeros beyond.
-//! Invariant: products differ between instruction sets by rounding, nothing else does.
+//! In and out: f32 matrices, padded with zeros to whole blocks.
+//! Invariant: only products differ between instruction sets, by rounding.
 
 use crate::Element;
 use crate::simd::{GenericWork, Kernel, Simd, Task, exp};

@@ -1,8 +1,8 @@
-//! The second backward pass: gradients of the input and of the residual.
+//! Second backward pass: gradients of the input and of the residual.
 //!
 //! In: x, dy, the gate, and the sums of the first pass.
-//! Out: dx = gamma · invstd · (g - S1/n - x̂ · S2/n), and g itself for the residual, written, or
-//! scattered to every second pixel.
+//! Out: dx = gamma · invstd · (g - S1/n - x̂ · S2/n). g, the gradient of the residual, is written
+//! or scattered to every second pixel.
 //! Invariant: no two pieces write the same value.
 //! Source: arXiv 1502.03167, section 3, the gradients after algorithm 1.
 
@@ -16,14 +16,14 @@ use crate::element::{Lanes, PerVector, each_vector};
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
-/// Target of the residual's gradient: g = dy where the gate is open, 0 elsewhere.
+/// Target of the residual's gradient g: dy if the gate is open, otherwise 0.
 #[derive(Debug)]
 pub enum ResidualGradient<'a, E = f32> {
     /// No residual.
     None,
-    /// Written, `[rows, C]`.
+    /// Writes g, `[rows, C]`.
     Write(&'a mut [E]),
-    /// Written to every second pixel of `[N, H, W, C_in]`, the others becoming 0.
+    /// Writes g to every second pixel of `[N, H, W, C_in]`, and 0 to the other pixels.
     WriteOptionA(ShortcutA, &'a mut [E]),
 }
 
@@ -31,12 +31,11 @@ pub enum ResidualGradient<'a, E = f32> {
 /// gradient g.
 ///
 /// # Shapes
-/// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`. The
-/// rest as their types say.
+/// `sums`: `[2, C]`, S1 then S2, over all `count` rows of all ranks. `dy`, `dx`: `[rows, C]`.
 ///
 /// # Panics
-/// If a length differs, `count` is not above 0, a residual meets a recomputed gate (behind a
-/// residual it is [`Gate::Output`]), or the processor lacks `isa`.
+/// If a length differs, `count` is not positive, a residual is combined with [`Gate::Recomputed`],
+/// or the processor lacks `isa`.
 #[inline(never)]
 pub fn backward<E: Element>(
     isa: Isa,

@@ -1,21 +1,22 @@
-//! Batch normalisation of `[rows, C]` with a residual and a ReLU or ReLU6 in the same pass, forward
-//! and backward.
+//! Batch normalisation of `[rows, C]` with a residual and a ReLU or ReLU6 in the same pass.
 //!
-//! Forward: [`normalize()`]: y = rectified(gamma · (x - mean) · invstd + beta + residual); the
-//! statistics come with the convolution ([`crate::conv2d::Conv2d::forward`]), or by [`moments()`].
-//! Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded parameters.
-//! Backward: [`backward_sums`] (S1 = Σ g, S2 = Σ g·x̂, with g = dy where the ReLU was open), which
-//! are also the gradients of beta and gamma; then [`backward`]: dx = gamma · invstd · (g - S1/n -
-//! x̂ · S2/n), and g for the residual. Everything of shape `[rows, C]` is stored as f32 or bf16
-//! ([`crate::Element`]); parameters and sums are f32 and f64.
-//! Invariant: bits depend on neither threads nor instruction set. n, S1 and S2 are arguments, so
-//! that a synchronised norm adds them over the ranks between the two passes.
+//! - Forward: [`normalize()`] computes y = rectified(gamma · (x - mean) · invstd + beta +
+//!   residual). The statistics come from the convolution ([`crate::conv2d::Conv2d::forward`]) or
+//!   from [`moments()`].
+//! - Inference: [`normalize()`] with the running mean, or [`scale_shift`] with folded parameters.
+//! - Backward: [`backward_sums`] computes S1 = Σ g and S2 = Σ g·x̂, the gradients of beta and
+//!   gamma, with g = dy if the ReLU was open. Then [`backward`] computes dx = gamma · invstd · (g -
+//!   S1/n - x̂ · S2/n), and g for the residual.
 //!
-//! The backward pass needs x, the convolution's output, from which x̂ is recomputed (y has lost it
-//! where the ReLU shut, and dx needs it there too; gamma may be 0). The gate of the ReLU is read
-//! from y where a residual was added ([`Gate::Output`]) and else recomputed from x by the forward's
-//! own expression ([`Gate::Recomputed`]): one stream less in both passes, and y need not be kept
-//! for it.
+//! In and out: tables `[rows, C]` in f32 or bf16 ([`crate::Element`]); parameters in f32, sums in
+//! f64.
+//! Invariant: the bits do not depend on threads or instruction set. n, S1 and S2 are arguments, so
+//! a synchronised norm can sum them over ranks between the two passes.
+//!
+//! The backward pass recomputes x̂ from x, the output of the convolution. With a residual it reads
+//! the gate of the ReLU from y ([`Gate::Output`]). Otherwise it recomputes the gate from x
+//! ([`Gate::Recomputed`]), so that y need not be kept.
+//!
 //! Source: Ioffe and Szegedy, arXiv 1502.03167; option A shortcut: He et al., arXiv 1512.03385,
 //! section 3.3.
 

@@ -1,9 +1,9 @@
-//! The statistics of values that no convolution of ours has just written.
+//! Statistics of a table that no Lockstep convolution wrote.
 //!
 //! In: `[rows, C]`.
-//! Out: `[2, C]` in f64: sums, then centred sums of squares, as [`crate::conv2d::Conv2d::forward`]
-//! gives them.
-//! Invariant: pieces depend on the shape only, and are merged in order.
+//! Out: `[2, C]` in f64: sums and centred sums of squares, as [`crate::conv2d::Conv2d::forward`]
+//! returns them.
+//! Invariant: pieces depend only on the shape, and are merged in order.
 
 use super::{assert_len, num_rows};
 use crate::Element;

@@ -13,10 +13,10 @@ use crate::element::{Lanes, PerVector, each_vector};
 use crate::simd::{GenericWork, Isa, Kernel, Simd};
 use crate::tiles::{Columns, PerChannel, Read, Streams, TILE_MAX, Write, piece_rows, walk};
 
-/// Function after a normalisation.
+/// Activation after a normalisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rectifier {
-    /// Nothing.
+    /// No activation.
     #[default]
     None,
     /// max(x, 0).
@@ -28,7 +28,7 @@ pub enum Rectifier {
 /// Values added before the rectifier.
 #[derive(Clone, Copy, Debug)]
 pub enum Residual<'a, E = f32> {
-    /// Nothing.
+    /// No residual.
     None,
     /// Values of the same shape, `[rows, C]`.
     Identity(&'a [E]),

@@ -1,6 +1,6 @@
 //! Option A shortcut: every second pixel of the block's input, with zero channels on both sides.
 //!
-//! In: `[N, H, W, C_in]`. Out: `[N, ceil(H/2), ceil(W/2), C]`, never stored on its own.
+//! In: `[N, H, W, C_in]`. Out: `[N, ceil(H/2), ceil(W/2), C]`, which is never stored separately.
 //! Source: He et al., arXiv 1512.03385, section 3.3 (A).
 
 use super::assert_len;
@@ -9,7 +9,7 @@ use crate::element::{Lanes, PerVector, each_vector};
 use crate::pieces::elements;
 use crate::simd::{GenericWork, Kernel, Simd};
 
-/// The shapes of an option A shortcut.
+/// Shapes of an option A shortcut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShortcutA {
     /// Images in the batch.

@@ -1,9 +1,9 @@
-//! Two sums for each channel over all rows; the first backward pass.
+//! First backward pass: two sums over all rows for each channel.
 //!
-//! In: `[rows, C]`, cut into pieces.
+//! In: `[rows, C]` in pieces.
 //! Out: `[2, C]` in f64.
-//! Invariant: at most 32 values of a lane are added in f32, the rest in f64, and pieces in index
-//! order: the same bits for any number of threads.
+//! Invariant: at most 32 values of a lane are added in f32, the rest in f64; pieces are added in
+//! index order. So the bits do not depend on the number of threads.
 
 use rayon::prelude::*;
 
@@ -23,8 +23,8 @@ fn piece_len(channels: usize) -> usize {
     (2 * channels).next_multiple_of(LINE_DOUBLES)
 }
 
-/// Runs the first backward pass: S1 = Σ g and S2 = Σ g · x̂ of every channel, with g = dy where the
-/// gate is open, else 0.
+/// Runs the first backward pass: S1 = Σ g and S2 = Σ g · x̂ for each channel, with g = dy if the
+/// gate is open, otherwise 0.
 ///
 /// On one rank S1 is the gradient of beta and S2 that of gamma.
 ///

@@ -1,9 +1,8 @@
-//! A bias a channel: added to what is written, and its gradient.
+//! A bias for each channel: its addition and its gradient.
 //!
-//! In: `[rows, C]`.
-//! Out: the same, or `[C]`.
-//! Invariant: pieces are so many rows and their sums are added in order: the same bits for any
-//! number of threads and instruction set.
+//! In: `[rows, C]`. Out: `[rows, C]`, or the gradient `[C]`.
+//! Invariant: pieces have a fixed number of rows and are added in order, so the bits do not depend
+//! on threads or instruction set.
 
 use rayon::prelude::*;
 
@@ -32,7 +31,7 @@ impl<E: Element> Task for AddBias<'_, E> {
     }
 }
 
-/// Returns elements of workspace of [`bias_gradient`].
+/// Returns the workspace length of [`bias_gradient`], in elements.
 #[must_use]
 pub fn bias_gradient_workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(PIECE_ROWS) * channels

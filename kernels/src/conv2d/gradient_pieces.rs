@@ -1,9 +1,9 @@
-//! Shared parts of the weight gradients: pieces of the pixels, tasks of channels within a piece,
-//! and the sum over pieces.
+//! Common parts of the weight gradients: pieces of the pixels, tasks of channels in a piece, and
+//! the sum over pieces.
 //!
-//! In: a [`Method`], whose number of pieces and of tasks depends on the shape only.
-//! Out: dw in PyTorch's order, or sums that further images are added to.
-//! Invariant: a piece's gradient is complete before pieces are added, in their order.
+//! In: a [`Method`]; its numbers of pieces and tasks depend only on the shape.
+//! Out: dw in PyTorch's order, or sums to which more images are added.
+//! Invariant: a piece's gradient is complete before the pieces are added, in order.
 
 use super::Conv2dShape;
 use super::pass::{WeightOperands, WeightTarget};

@@ -1,13 +1,13 @@
-//! Two-dimensional convolution in channels-last: forward, data gradient, weight gradient.
+//! Two-dimensional convolution, channels-last: forward, data gradient, weight gradient.
 //!
-//! In: activations `[N, H, W, C]`, weights `[C_out, C_in, K, K]` (of a depthwise one `[C, 1, K,
-//! K]`) packed by [`Conv2d::pack_forward`] and [`Conv2d::pack_data_gradient`] (again after each
-//! change of the weights), a workspace of the stated length.
-//! Out: the result in the caller's slice, every element written. Activations and their gradients
-//! are f32 or bf16 ([`Element`]), widened as they are read and rounded as they are stored; weights,
-//! workspaces and all arithmetic are f32, but for dot products of bf16 ([`Conv2d::new`]), whose
-//! sums are f32.
-//! Invariant: bit-equal for any number of threads; a workspace for fewer threads only uses fewer.
+//! In: activations `[N, H, W, C]`, packed weights, a workspace. [`Conv2d::pack_forward`] and
+//! [`Conv2d::pack_data_gradient`] pack weights `[C_out, C_in, K, K]` (depthwise: `[C, 1, K, K]`)
+//! after each change.
+//! Out: the result in the caller's slice; every element is written. Activations and their gradients
+//! are f32 or bf16 ([`Element`]), widened when read and rounded when stored. Everything else is
+//! f32, except the factors of bf16 dot products ([`Conv2d::new`]).
+//! Invariant: equal bits for any number of threads. A workspace for fewer threads only reduces the
+//! number of threads.
 
 mod bias;
 mod depthwise;

@@ -1,4 +1,4 @@
-//! The algorithm chosen for a pass, with its plan.
+//! The algorithm of a pass, with its plan.
 
 use super::depthwise::{self, Depthwise};
 use super::direct::weight_gradient;

@@ -1,11 +1,11 @@
 //! A convolution or its data gradient as a list of correlations over padded bands of rows.
 //!
 //! In: [`Conv2dShape`].
-//! Out: [`DirectPlan`]: every stride and offset the direct algorithm needs, in elements. The data
-//! gradient is a correlation of dy with mirrored taps; with stride s it falls into s x s parity
-//! classes, one for each remainder of the pixel's coordinates, each a dense correlation with every
-//! s-th tap.
-//! Invariant: bands and images are the pieces of work; their number depends on the shape only.
+//! Out: [`DirectPlan`]: every stride and offset of the direct algorithm, in elements. The data
+//! gradient is a correlation of dy with mirrored taps. With stride s it consists of s x s parity
+//! classes, one for each remainder of the pixel's coordinates. Each class is a dense correlation
+//! with every s-th tap.
+//! Invariant: bands and images are the pieces of work; their number depends only on the shape.
 
 use super::Conv2dShape;
 use crate::simd::PANEL;

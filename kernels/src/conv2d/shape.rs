@@ -1,10 +1,10 @@
-//! The numbers that describe a convolution.
+//! Numbers that describe a convolution.
 
 use super::depthwise;
 use crate::pieces::elements;
 use crate::simd::PANEL;
 
-/// A two-dimensional convolution with a square kernel: activations `[N, H, W, C]`, weights `[C_out,
+/// Two-dimensional convolution with a square kernel: activations `[N, H, W, C]`, weights `[C_out,
 /// C_in / groups, K, K]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dShape {
@@ -24,51 +24,51 @@ pub struct Conv2dShape {
     pub stride: usize,
     /// Zeros around the input on each side; less than `kernel`.
     pub padding: usize,
-    /// 1, or as many as channels of the input and of the output: depthwise, each channel has its
-    /// own kernel, of side 3, 5 or 7.
+    /// 1, or for a depthwise convolution the number of input and output channels. Depthwise kernels
+    /// have side 3, 5 or 7.
     pub groups: usize,
 }
 
 impl Conv2dShape {
-    /// Returns rows of an output image.
+    /// Returns the number of rows of an output image.
     #[must_use]
     pub fn out_height(&self) -> usize {
         self.out_extent(self.height)
     }
 
-    /// Returns pixels of an output row.
+    /// Returns the number of pixels in an output row.
     #[must_use]
     pub fn out_width(&self) -> usize {
         self.out_extent(self.width)
     }
 
-    /// Returns elements of the input.
+    /// Returns the number of elements of the input.
     #[must_use]
     pub fn input_len(&self) -> usize {
         self.batch * self.height * self.width * self.in_channels
     }
 
-    /// Returns elements of the output.
+    /// Returns the number of elements of the output.
     #[must_use]
     pub fn output_len(&self) -> usize {
         self.batch * self.out_height() * self.out_width() * self.out_channels
     }
 
-    /// Returns elements of the weights.
+    /// Returns the number of elements of the weights.
     #[must_use]
     pub fn weight_len(&self) -> usize {
         self.out_channels * self.taps()
     }
 
-    /// Returns floating-point operations of one pass, counted as direct convolution with its
-    /// padding: 2 a multiply-add.
+    /// Returns the floating-point operations of one pass: 2 per multiply-add of direct convolution,
+    /// with padding.
     #[must_use]
     pub fn flops(&self) -> f64 {
         2.0 * self.output_len() as f64 * self.taps() as f64
     }
 
-    /// Returns whether our kernels convolve so many channels, by a kernel of this side, in so many
-    /// groups.
+    /// Returns true if Lockstep's kernels support this number of channels and groups with a kernel
+    /// of this side.
     #[must_use]
     pub fn has_groups(channels: [usize; 2], kernel: usize, groups: usize) -> bool {
         groups == 1 || (channels == [groups; 2] && depthwise::has_kernel(kernel))

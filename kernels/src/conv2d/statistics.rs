@@ -1,14 +1,12 @@
-//! Moments of a convolution's output per channel for batch normalisation, taken piece by piece
+//! Moments of a convolution's output per channel, for batch normalisation. Each piece is summed
 //! while it is in the cache.
 //!
-//! In: the finished pieces of the output, as stored.
+//! In: finished pieces of the output, as stored.
 //! Out: `[sum, centred sum of squares][C]` in f64.
-//! Invariant: within a piece (at most a band of one image) sums are taken in f32 of the differences
-//! from a value near the piece's mean, at most 64 in one chain; pieces are merged in f64 in index
-//! order. So a mean far from zero costs no digits of the variance, and the result does not depend
-//! on threads.
-//! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance", for the merge
-//! and the shift.
+//! Invariant: in a piece (at most a band of one image) f32 sums of at most 64 terms hold
+//! differences from a value near the piece's mean. Pieces are merged in f64 in index order. So a
+//! mean far from zero costs no digits of the variance, and the result does not depend on threads.
+//! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance".
 
 use crate::Element;
 use crate::pieces::{SharedMut, whole_lines};

@@ -1,10 +1,10 @@
-//! Between PyTorch's order of weights, where a filter is one run of memory, and vectors with a
-//! channel in each lane.
+//! Transposes between PyTorch's order of weights, with one filter per run of memory, and vectors
+//! with one channel per lane.
 //!
-//! In: rows some stride apart, columns side by side.
-//! Out: a vector for each column with the rows in its lanes, and back.
-//! Invariant: squares of `LANES` x `LANES` are transposed in registers; every access to memory is a
-//! whole vector or a masked one, and reaches no row or column beyond those named.
+//! In: rows with a stride, contiguous columns.
+//! Out: one vector per column with the rows in its lanes, and the reverse.
+//! Invariant: squares of `LANES` x `LANES` are transposed in registers. Memory accesses are whole
+//! or masked vectors that stay inside the given rows and columns.
 
 use crate::simd::{PANEL, Simd};
 

@@ -1,10 +1,9 @@
 //! Storage of activations and their gradients: f32, or bf16 for half the memory traffic.
 //!
 //! In: stored values.
-//! Out: f32, in which all arithmetic is done, and back by rounding to the nearest, ties to even.
-//! Invariant: f32 goes through unchanged and compiles to plain loads and stores. For bf16 widening
-//! is exact, and all instruction sets round alike but for subnormals, which AVX512-BF16 stores as
-//! zero.
+//! Out: f32 for all arithmetic; results are rounded to nearest, ties to even.
+//! Invariant: f32 passes unchanged and compiles to plain loads and stores. Widening bf16 is exact.
+//! All instruction sets round alike, except that AVX512-BF16 stores subnormals as zero.
 
 #![allow(
     private_bounds,

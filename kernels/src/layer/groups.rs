@@ -1,8 +1,8 @@
-//! Cut of a batch into groups of images, and of groups into pieces of a sum.
+//! Partition of a batch into groups of images, and of groups into pieces of a sum.
 //!
 //! In: the convolution of the whole batch.
 //! Out: [`Groups`].
-//! Invariant: the cut depends on the shape and the storage only.
+//! Invariant: the partition depends only on the shape and the storage.
 
 use core::ops::Range;
 

@@ -1,8 +1,8 @@
-//! The pass that gives the output, or the gradient of the input.
+//! Pass for the output, or for the gradient of the input.
 //!
 //! In: images, packed weights.
-//! Out: images, a band of rows finished at a time.
-//! Invariant: nothing outside the ring is read, nothing outside an image's channels written.
+//! Out: images, one band of rows at a time.
+//! Invariant: the pass reads only the ring and writes only the channels of an image.
 
 use super::{BLOCK, COLUMNS, DepthwisePlan, Ring, vectorize_sized};
 use crate::Element;

@@ -1,8 +1,8 @@
-//! The gradient of the weights.
+//! Gradient of the weights.
 //!
 //! In: images and the gradients of the output.
-//! Out: sums over all of them, `[block][tap][channel]` until they are finished.
-//! Invariant: an image is a unit, whose products are added row by row.
+//! Out: sums over all images, `[block][tap][channel]` until they are finished.
+//! Invariant: an image is a unit; its products are added row by row.
 
 use super::{BLOCK, DepthwisePlan, Ring, vectorize_sized};
 use crate::Element;

@@ -1,9 +1,9 @@
 //! Depthwise convolution: each channel has its own kernel.
 //!
-//! In: images, whose rows are copied one after the other into a [`Ring`].
+//! In: images; their rows are copied into a [`Ring`].
 //! Out: rows of the output, or the gradient of the weights. The gradient of the input is the same
-//! pass over dy, spread by the stride, with the weights mirrored.
-//! Invariant: an image is one piece of work, whatever the number of threads.
+//! pass over dy, spread by the stride, with mirrored weights.
+//! Invariant: an image is one piece of work for any number of threads.
 //! Source: Howard et al. 2017, arXiv 1704.04861, section 3.1.
 
 mod filter;

@@ -1,8 +1,9 @@
-//! Direct convolution: no im2col; a padded band of rows, then register blocks of pixels x channels.
+//! Direct convolution without im2col: a padded band of rows, then register blocks of pixels x
+//! channels.
 //!
-//! In: [`DirectPlan`], input image by image, packed weights. Out: the output; every element written once.
-//! Invariant: a piece is one band of one image; a worker computes one or several at a time, and
-//! writes only their rows.
+//! In: [`DirectPlan`], images, packed weights. Out: the output; each element is written once.
+//! Invariant: a piece is one band of one image. A worker computes one or several pieces and writes
+//! only their rows.
 
 pub(super) mod factor;
 pub(super) mod finish;

@@ -1,10 +1,10 @@
-//! Weights `[C_out, C_in, K, K]` into panels of 16 output channels: `[class][panel][tap
+//! Weights `[C_out, C_in, K, K]` in panels of 16 output channels: `[class][panel][tap
 //! row][tap][channel][16]`.
 //!
-//! In: PyTorch's weights.
-//! Out: the order in which the direct kernels read them; lanes beyond the last channel are zero.
-//! For the forward pass output channels are in lanes, for the data gradient input channels, and
-//! taps are mirrored and dealt out to the classes.
+//! In: weights in PyTorch's order.
+//! Out: the order in which the direct kernels read them; unused lanes of the last panel are zero.
+//! The lanes hold output channels for the forward pass, and input channels for the data gradient,
+//! whose taps are mirrored and divided among the classes.
 
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::plan::DirectPlan;

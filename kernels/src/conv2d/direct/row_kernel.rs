@@ -1,10 +1,10 @@
-//! The micro-kernel of the direct convolution: P pixels of a row times NV vectors of output
-//! channels in registers.
+//! Micro-kernel of the direct convolution: P pixels of a row times NV vectors of output channels in
+//! registers.
 //!
-//! In channels-last the taps of one kernel row and their channels are one contiguous run of `taps *
-//! channels` values, so one output pixel is, for each kernel row, the product of a run of the input
-//! with a run of weight vectors. For each value of the run the kernel loads NV weight vectors and
-//! multiplies them by P broadcast values ([`Factor`]: pairs of them where there are dot products).
+//! In channels-last order the taps of one kernel row and their channels are a contiguous run of
+//! `taps * channels` values. So one kernel row of an output pixel is the product of this run with a
+//! run of weight vectors. For each value of the run the kernel loads NV weight vectors and
+//! multiplies them by P broadcast values, or by pairs of values with dot products ([`Factor`]).
 
 use super::factor::Factor;
 use crate::Element;

@@ -1,10 +1,11 @@
-//! Memory order of the pixels of a unit for the weight gradient: in place, or packed block by
-//! block.
+//! Memory order of the pixels of a unit for the weight gradient: in place, or packed by blocks.
 //!
 //! In: activations, channels-last.
-//! Out: for a block of channels, its first value and the strides between pixels. Why packed: pixels
-//! many channels apart share a few sets of L1 and need a page each, and every block passes over all
-//! of them; with AVX2, whose blocks are small, it pays from fewer channels on.
+//! Out: the first value of a block of channels, and the strides between pixels.
+//!
+//! Reason for packing: pixels with many channels share few sets of L1 and need a page each, and
+//! every block reads all of them. With AVX2, whose blocks are small, packing pays from fewer
+//! channels on.
 
 use core::ops::Range;
 

@@ -1,12 +1,11 @@
-//! The gradient of the weights: for each kernel row a product of runs of x with vectors of dy,
-//! summed over pixels.
+//! Gradient of the weights: for each kernel row a product of runs of x with vectors of dy, summed
+//! over pixels.
 //!
 //! In: x and dy.
-//! Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time. A task is a
-//! piece of the pixels and a block of C_in x C_out, so that its sums, and a unit of pixels of its x
-//! and dy, stay in L2 whatever the channels; a unit has so many pixels that adding its products to
-//! the sums costs little.
-//! Invariant: pieces and the order of sums inside one depend on the shape only.
+//! Out: dw, from sums `[panel][kernel row][tap][channel][16]` of one task at a time. A task is a
+//! piece of the pixels and a block of C_in x C_out. Its sums, and one unit of pixels of x and dy,
+//! stay in L2. A unit has enough pixels that adding its products to the sums costs little.
+//! Invariant: pieces and the order of sums in a piece depend only on the shape.
 
 use half::bf16;
 

@@ -1,9 +1,9 @@
-//! The micro-kernel of the weight gradient: R values of a run times NV vectors of output channels
-//! in registers.
+//! Micro-kernel of the weight gradient: R values of a run times NV vectors of output channels in
+//! registers.
 //!
-//! For one kernel row, `dw[run, channel] += x[pixel, run] * dy[pixel, channel]` summed over all
-//! pixels of a unit: NV loads of dy and R broadcasts of x for R * NV multiply-adds; the R values
-//! lie side by side. With dot products a value is a pair of bf16, of two pixels.
+//! For one kernel row, `dw[run, channel] += x[pixel, run] * dy[pixel, channel]` is summed over all
+//! pixels of a unit. NV loads of dy and R broadcasts of x serve R * NV multiply-adds. The R values
+//! are contiguous. With dot products, a value is a pair of bf16 from two pixels.
 
 use crate::simd::{Kernel, PANEL, Simd};
 

@@ -1,10 +1,9 @@
-//! Direct convolution of activations stored as bf16 by the processor's dot products of pairs of
-//! bf16.
+//! Direct convolution of bf16 activations by the CPU's dot products of bf16 pairs.
 //!
-//! In: a direct plan, activations as bf16, weights rounded to bf16.
-//! Out: as the direct convolution; sums are f32.
-//! Invariant: a pixel's sum is added up in the same order whatever block it lies in. A subnormal
-//! value counts as zero.
+//! In: a direct plan, activations in bf16, weights rounded to bf16.
+//! Out: the results of the direct convolution; sums are f32.
+//! Invariant: the order of a pixel's sum does not depend on its block. Subnormal values count as
+//! zero.
 //! Source: Intel, Software Developer's Manual, VDPBF16PS and TDPBF16PS.
 
 pub(super) mod pack;

@@ -1,10 +1,10 @@
-//! Weights `[C_out, C_in, K, K]` into panels of 16 output channels as pairs of bf16:
+//! Weights `[C_out, C_in, K, K]` in panels of 16 output channels, as pairs of bf16:
 //! `[class][panel][tap row][vector][16][2]`.
 //!
-//! In: PyTorch's weights.
-//! Out: the order in which dot products read them, rounded to the nearest bf16, a pair's bits in
-//! the place of an f32, the first value low; lanes beyond the last channel are zero, and so are
-//! pairs beyond the end of a run.
+//! In: weights in PyTorch's order.
+//! Out: the order in which dot products read them, rounded to the nearest bf16. A pair takes the
+//! place of an f32, its first value in the low half. Unused lanes of the last panel, and pairs
+//! after the end of a run, are zero.
 
 use half::bf16;
 

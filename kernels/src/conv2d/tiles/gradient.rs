@@ -1,11 +1,11 @@
-//! The gradient of the weights for activations stored as bf16, by products of tiles.
+//! Gradient of the weights for bf16 activations, by products of tiles.
 //!
 //! In: x and dy.
-//! Out: dw, through sums `[panel][kernel row][tap][channel][16]` of one task at a time. A sum over
-//! pixels takes x with a run of pixels for each channel and dy in pairs of pixels, so both are
-//! packed, a unit of pixels at a time; x then serves all taps by shifts.
-//! Invariant: units, pieces and the order of sums depend on the shape only. A value that is not
-//! finite may spoil all gradients of its channel, also those of taps that it never meets.
+//! Out: dw, from sums `[panel][kernel row][tap][channel][16]` of one task at a time. A sum over
+//! pixels needs a run of pixels for each channel of x, and pairs of pixels of dy. So both are
+//! packed, one unit of pixels at a time; the packed x then serves all taps by shifts.
+//! Invariant: units, pieces and the order of sums depend only on the shape. A value that is not
+//! finite may spoil all gradients of its channel, also those of other taps.
 //! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x
 //! 2 tiles of sums.
 

@@ -2,11 +2,11 @@
 //! registers.
 //!
 //! In: a padded band of bf16, weights in tiles of pairs.
-//! Out: the class's pixels. In channels-last the taps of one kernel row and their channels are one
-//! run, so a left factor is a plain strided load: 16 pixels of 32 values. The last factor of a run
-//! ends where the run ends: the values it shares with the one before meet weights of zero. The last
-//! tile of pixels likewise ends with the last pixel and repeats some: nothing outside is read.
-//! Invariant: a pixel's sum does not depend on the tile it lies in.
+//! Out: the pixels of the class. In channels-last order the taps of one kernel row and their
+//! channels are one run, so a left factor is a strided load: 16 pixels of 32 values. The last
+//! factor of a run overlaps the one before and ends with the run; the overlap meets weights of
+//! zero. The last tile of pixels also overlaps the one before, so no load leaves the band.
+//! Invariant: a pixel's sum does not depend on its tile.
 //! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x
 //! 2 tiles of sums.
 

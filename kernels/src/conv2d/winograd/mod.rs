@@ -2,11 +2,11 @@
 //! stride 1.
 //!
 //! In: pixels, and weights as `[position][panel][channel][16]`.
-//! Out: the output; every element written once. A quarter of direct convolution's multiplications:
-//! blocks of tiles are transformed to 36 positions, multiplied by the transformed weights position
-//! by position, and transformed back, all while the block is in L1 and L2.
-//! Invariant: a piece is a band of tile rows of one image or a few whole images; it writes only its
-//! own rows.
+//! Out: the output; every element is written once. The algorithm needs a quarter of the
+//! multiplications of direct convolution. Blocks of tiles are transformed to 36 positions,
+//! multiplied by the transformed weights, and transformed back, while the block is in L1 and L2.
+//! Invariant: a piece is a band of tile rows of one image, or a few whole images. It writes only
+//! its rows.
 
 pub(super) mod pack;
 pub(super) mod plan;

@@ -1,7 +1,7 @@
 //! Transforms the weights for Winograd: `[C_out, C_in, 3, 3]` to `[position][panel][channel][16]`.
 //!
-//! A vector of output channels at a time, in f32: f64 with one rounding took four times as long and
-//! made the output's error 4 % smaller.
+//! One vector of output channels at a time, in f32. f64 with one rounding took four times as long
+//! and made the output's error 4 % smaller.
 
 use super::transform::{POSITIONS, TILE, kernel_1d};
 use crate::conv2d::transpose::Rows;

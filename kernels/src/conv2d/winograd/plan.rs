@@ -1,9 +1,10 @@
-//! Cut of Winograd's tiles into pieces and blocks.
+//! Partition of Winograd's tiles into pieces and blocks.
 //!
 //! In: [`Conv2dShape`].
-//! Out: [`WinogradPlan`]; a piece is a band of tile rows of one image or a few whole images, a block is a
-//! run of a piece's tiles whose transformed values stay in L2 where the weights stay in a cache.
-//! Invariant: the cut depends on the shape only.
+//! Out: [`WinogradPlan`]. A piece is a band of tile rows of one image, or a few whole images. A
+//! block is a run of a piece's tiles whose transformed values stay in L2, if the weights stay in a
+//! cache.
+//! Invariant: the partition depends only on the shape.
 
 use super::tiles::{Grid, Tile};
 use super::transform::{OUT_TILE, POSITIONS};

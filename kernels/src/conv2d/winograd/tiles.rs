@@ -1,9 +1,8 @@
-//! Tiles of an image into transformed positions and back: the memory side of Winograd's transforms.
+//! Memory side of Winograd's transforms: tiles of an image to transformed positions, and back.
 //!
-//! In: pixels channels-last, read and written in place; what lies outside the image is zero and not
-//! stored.
-//! Out: `[position][tile][channel]`, positions a padded stride apart so that they do not fall into
-//! one cache set.
+//! In: pixels, channels-last, read and written in place. Pixels outside the image are zero and are
+//! not written.
+//! Out: `[position][tile][channel]`; a padded stride keeps positions out of one cache set.
 
 use super::transform::{OUT_TILE, TILE, gradient_1d, input_1d, input_half, output_1d};
 use crate::Element;

@@ -1,10 +1,10 @@
-//! The weight gradient of 3x3 convolutions with stride 1 by Winograd's F(4x4, 3x3).
+//! Weight gradient of 3x3 convolutions with stride 1 by Winograd's F(4x4, 3x3).
 //!
 //! In: x and dy.
-//! Out: dw = G^T [ sum over tiles of (B^T x B) * (A dy A^T) ] G: at each of 36 positions a product
-//! of C_in x tiles by tiles x C_out, then one inverse transform of the sums. A task is a piece of
-//! the tiles and a block of C_in x C_out, so that its 36 sums stay in L2 whatever the channels.
-//! Invariant: pieces and the order of sums inside one depend on the shape only.
+//! Out: dw = G^T [ sum over tiles of (B^T x B) * (A dy A^T) ] G. Each of 36 positions needs one
+//! product of C_in x tiles by tiles x C_out; one inverse transform of the sums follows. A task is a
+//! piece of the tiles and a block of C_in x C_out, so its 36 sums stay in L2.
+//! Invariant: pieces and the order of sums in a piece depend only on the shape.
 
 use super::plan::{TileBlock, WinogradPlan};
 use super::tiles::{GradientTile, Grid, InputTile};
