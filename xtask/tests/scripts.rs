@@ -91,7 +91,7 @@ fn packages_are_installed_without_a_password_and_without_starting_daemons() {
     );
     let apt = |words: &str| {
         let is_meant = |line: &&str| line.contains("noninteractive") && line.ends_with(words);
-        lines.iter().position(|line| is_meant(&line)).unwrap()
+        lines.iter().position(is_meant).unwrap()
     };
     let install = apt("install --yes --no-install-recommends old new");
     assert!(apt("update") < install, "{text}");

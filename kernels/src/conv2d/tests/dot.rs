@@ -1,7 +1,10 @@
 //! bf16 dot products against the reference, with every instruction set that has them.
 
 use super::reference;
-use super::{Random, check_statistics, odd_numbers_of_pixels, padded, pool, random_shape, run_all};
+use super::{
+    Random, Results, check_statistics, equal_results, odd_numbers_of_pixels, operands, padded,
+    pool, random_shape, run_all,
+};
 use crate::conv2d::pass::{Pass, WeightPass};
 use crate::conv2d::{Algorithm, Conv2d, Conv2dShape, Epilogue};
 use crate::simd::Isa;
@@ -71,9 +74,7 @@ fn assert_within_bound<E: Element>(
 }
 
 fn check(shape: Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
-    let x = rounded(&random.values(shape.input_len()));
-    let dy = rounded(&random.values(shape.output_len()));
-    let w = random.values(shape.weight_len());
+    let (x, w, dy) = rounded_operands(&shape, random);
     let operands = [widened(&x), widened(&rounded(&w)), widened(&dy)];
     let magnitudes = operands
         .clone()
@@ -87,46 +88,24 @@ fn check(shape: Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
     let taps = shape.kernel * shape.kernel;
     let pixels = shape.output_len() / shape.out_channels;
     for (name, conv) in every_way(shape) {
-        let run = |pool: &rayon::ThreadPool| pool.install(|| run_all(&conv, &x, &w, &dy));
-        let first = run(&pools[0]);
-        assert_within_bound(
-            &format!("{name} forward"),
-            taps * shape.in_channels,
-            &first.y,
-            &y,
-            &y_magnitude,
-        );
-        assert_within_bound(
-            &format!("{name} data gradient"),
-            taps * shape.out_channels,
-            &first.dx,
-            &dx,
-            &dx_magnitude,
-        );
-        assert_within_bound(
-            &format!("{name} weight gradient"),
-            pixels.max(16),
-            &first.dw,
-            &dw,
-            &dw_magnitude,
-        );
+        let first = equal_results(&name, pools, || run_all(&conv, &x, &w, &dy));
+        let forward = format!("{name} forward");
+        let terms = taps * shape.in_channels;
+        assert_within_bound(&forward, terms, &first.y, &y, &y_magnitude);
+        let data_gradient = format!("{name} data gradient");
+        let terms = taps * shape.out_channels;
+        assert_within_bound(&data_gradient, terms, &first.dx, &dx, &dx_magnitude);
+        let weight_gradient = format!("{name} weight gradient");
+        let terms = pixels.max(16);
+        assert_within_bound(&weight_gradient, terms, &first.dw, &dw, &dw_magnitude);
         check_statistics(&shape, &first);
-        for other in pools[1..].iter().map(run) {
-            assert_eq!(first.y, other.y, "{name}: forward depends on the threads");
-            assert_eq!(
-                first.dx, other.dx,
-                "{name}: data gradient depends on the threads"
-            );
-            assert_eq!(
-                first.dw, other.dw,
-                "{name}: weight gradient depends on the threads"
-            );
-            assert_eq!(
-                first.moments, other.moments,
-                "{name}: sums depend on the threads"
-            );
-        }
     }
+}
+
+/// Input, weights and gradient of the output; bf16 stores the first and the last.
+fn rounded_operands(shape: &Conv2dShape, random: &mut Random) -> (Vec<bf16>, Vec<f32>, Vec<bf16>) {
+    let [x, w, dy] = operands(shape, random);
+    (rounded(&x), w, rounded(&dy))
 }
 
 #[test]
@@ -158,22 +137,16 @@ fn tiles_and_their_emulation_give_the_same_bits_where_this_machine_has_tiles() {
         ) else {
             continue;
         };
-        let x = rounded(&random.values(shape.input_len()));
-        let dy = rounded(&random.values(shape.output_len()));
-        let w = random.values(shape.weight_len());
+        let (x, w, dy) = rounded_operands(&shape, &mut random);
         let [by_tiles, expected] =
             [dot(shape, Isa::Amx), emulated].map(|conv| run_all(&conv, &x, &w, &dy));
-        assert_eq!(by_tiles.dw, expected.dw, "{shape:?}: weight gradient");
-        assert_eq!(
-            (by_tiles.y, by_tiles.dx),
-            (expected.y, expected.dx),
-            "{shape:?}"
-        );
+        let passes = |results: Results<bf16>| (results.y, results.dx, results.dw);
+        assert_eq!(passes(by_tiles), passes(expected), "{shape:?}");
     }
 }
 
 #[test]
-fn the_layers_of_resnets_by_dot_products_equal_the_reference() {
+fn layers_of_resnets_and_odd_numbers_of_pixels_by_dot_products_equal_the_reference() {
     let layers = [
         (3, 32, 3, 16, 3, 1),
         (2, 32, 16, 32, 3, 2),
@@ -190,15 +163,13 @@ fn the_layers_of_resnets_by_dot_products_equal_the_reference() {
         // Pixels of x so far apart that the weight gradient packs them.
         (5, 7, 1030, 40, 1, 1),
     ];
-    for layer in layers {
-        check(padded(layer), &mut Random(3), &[pool(1), pool(2)]);
-    }
-}
-
-#[test]
-fn one_by_one_convolutions_of_any_number_of_pixels_by_dot_products_equal_the_reference() {
-    for shape in odd_numbers_of_pixels() {
-        check(shape, &mut Random(7), &[pool(1), pool(2), pool(3)]);
+    let pools = [pool(1), pool(2), pool(3)];
+    for shape in layers
+        .map(padded)
+        .into_iter()
+        .chain(odd_numbers_of_pixels())
+    {
+        check(shape, &mut Random(7), &pools);
     }
 }
 
@@ -211,9 +182,7 @@ fn an_image_gives_the_same_bits_in_any_batch() {
             ..random_shape(&mut random, 2e5)
         };
         let single = Conv2dShape { batch: 1, ..shape };
-        let x = rounded(&random.values(shape.input_len()));
-        let dy = rounded(&random.values(shape.output_len()));
-        let w = random.values(shape.weight_len());
+        let (x, w, dy) = rounded_operands(&shape, &mut random);
         for ((name, conv), (_, conv_of_one)) in every_way(shape).into_iter().zip(every_way(single))
         {
             let all = run_all(&conv, &x, &w, &dy);
@@ -267,9 +236,7 @@ fn without_dot_products_a_plan_for_bf16_is_that_of_f32() {
     let mut random = Random(31);
     for isa in Isa::available().filter(|isa| !isa.has_dot_products()) {
         let shape = random_shape(&mut random, 2e5);
-        let x = rounded(&random.values(shape.input_len()));
-        let dy = rounded(&random.values(shape.output_len()));
-        let w = random.values(shape.weight_len());
+        let (x, w, dy) = rounded_operands(&shape, &mut random);
         let [of_bf16, of_f32] = [
             dot(shape, isa),
             Conv2d::new(shape, Algorithm::Direct, isa, Storage::F32),
@@ -291,13 +258,15 @@ fn a_plan_with_dot_products_refuses_f32() {
         let mut y = vec![0.0; shape.output_len()];
         let mut workspace = dirty(conv.forward_workspace_len());
         let forward = || conv.forward(&[0.0; 512], &packed, &mut y, &mut workspace, Epilogue::None);
-        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
-        let message = refused.downcast_ref::<String>().map_or("", String::as_str);
-        assert!(
-            message.starts_with("convolution: planned for another storage"),
-            "{name}: {message}"
-        );
+        assert_refuses_storage(&name, forward);
     }
+}
+
+fn assert_refuses_storage(what: &str, run: impl FnOnce()) {
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
+    let message = refused.downcast_ref::<String>().map_or("", String::as_str);
+    let is_meant = message.starts_with("convolution: planned for another storage");
+    assert!(is_meant, "{what}: {message}");
 }
 
 #[test]
@@ -325,13 +294,7 @@ fn direct_weight_gradients_take_dot_products_where_there_are_no_tiles_and_refuse
                 let mut dw = vec![0.0; shape.weight_len()];
                 let mut workspace = dirty(conv.weight_gradient_workspace_len());
                 let gradient = || conv.weight_gradient(&x, &dy, &mut dw, &mut workspace);
-                let refused =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(gradient)).unwrap_err();
-                let message = refused.downcast_ref::<String>().map_or("", String::as_str);
-                assert!(
-                    message.starts_with("convolution: planned for another storage"),
-                    "{isa:?}: {message}"
-                );
+                assert_refuses_storage(&format!("{isa:?}"), gradient);
             }
         }
     }

@@ -3,9 +3,8 @@
 
 use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, depthwise};
 use crate::simd::Isa;
-use crate::tests::{dirty, shape_of};
+use crate::tests::{dirty, rounded, shape_of, widened};
 use crate::{Element, Storage};
-use half::bf16;
 
 mod dot;
 mod reference;
@@ -81,11 +80,31 @@ fn assert_close(what: &str, shape: &Conv2dShape, isa: Isa, got: &[f32], expected
     }
 }
 
+#[derive(PartialEq)]
 pub(super) struct Results<E = f32> {
     pub(super) y: Vec<E>,
     pub(super) dx: Vec<E>,
     pub(super) dw: Vec<f32>,
     pub(super) moments: Vec<f64>,
+}
+
+/// Input, weights and gradient of the output, each behind one unused element.
+pub(super) fn operands(shape: &Conv2dShape, random: &mut Random) -> [Vec<f32>; 3] {
+    [shape.input_len(), shape.weight_len(), shape.output_len()].map(|len| random.values(len))
+}
+
+/// The results of `run` with each pool, of which only the first is returned: they are equal.
+pub(super) fn equal_results<E: Element + PartialEq + Send>(
+    what: &str,
+    pools: &[rayon::ThreadPool],
+    run: impl Fn() -> Results<E> + Sync,
+) -> Results<E> {
+    let first = pools[0].install(&run);
+    for pool in &pools[1..] {
+        let is_equal = pool.install(&run) == first;
+        assert!(is_equal, "{what}: the results depend on the threads");
+    }
+    first
 }
 
 /// All passes; `x`, `w`, `dy` skip their first element. Results and workspaces are dirty before.
@@ -165,54 +184,29 @@ pub(super) fn plan(shape: Conv2dShape) -> Conv2d {
     Conv2d::new(shape, Algorithm::Auto, Isa::detect(), Storage::F32)
 }
 
-/// Those that have the shape.
-fn algorithms(shape: &Conv2dShape) -> &'static [Algorithm] {
+/// Each instruction set with each algorithm that has the shape.
+fn ways(shape: &Conv2dShape) -> impl Iterator<Item = (Isa, Algorithm)> {
     let has_winograd = shape.kernel == 3 && shape.stride == 1 && shape.groups == 1;
-    if has_winograd {
-        &[Algorithm::Direct, Algorithm::Winograd]
-    } else {
-        &[Algorithm::Direct]
-    }
+    let algorithms = match has_winograd {
+        true => &[Algorithm::Direct, Algorithm::Winograd][..],
+        false => &[Algorithm::Direct],
+    };
+    Isa::available().flat_map(|isa| algorithms.iter().map(move |&algorithm| (isa, algorithm)))
 }
 
 pub(super) fn check_shape(shape: &Conv2dShape, random: &mut Random, pools: &[rayon::ThreadPool]) {
-    let x = random.values(shape.input_len());
-    let w = random.values(shape.weight_len());
-    let dy = random.values(shape.output_len());
+    let [x, w, dy] = operands(shape, random);
     let expected_y = reference::forward(shape, &x[1..], &w[1..]);
     let expected_dx = reference::data_gradient(shape, &dy[1..], &w[1..]);
     let expected_dw = reference::weight_gradient(shape, &x[1..], &dy[1..]);
-    for (isa, &algorithm) in
-        Isa::available().flat_map(|isa| algorithms(shape).iter().map(move |a| (isa, a)))
-    {
+    for (isa, algorithm) in ways(shape) {
         let conv = Conv2d::new(*shape, algorithm, isa, Storage::F32);
-        let results: Vec<Results> = pools
-            .iter()
-            .map(|p| p.install(|| run_all(&conv, &x, &w, &dy)))
-            .collect();
-        let first = &results[0];
-        assert_close("forward", shape, isa, &first.y, &expected_y);
-        assert_close("data gradient", shape, isa, &first.dx, &expected_dx);
-        assert_close("weight gradient", shape, isa, &first.dw, &expected_dw);
-        check_statistics(shape, first);
-        for other in &results[1..] {
-            assert_eq!(
-                first.y, other.y,
-                "{shape:?} {isa:?}: forward depends on the threads"
-            );
-            assert_eq!(
-                first.dx, other.dx,
-                "{shape:?} {isa:?}: data gradient depends on the threads"
-            );
-            assert_eq!(
-                first.dw, other.dw,
-                "{shape:?} {isa:?}: weight gradient depends on the threads"
-            );
-            assert_eq!(
-                first.moments, other.moments,
-                "{shape:?} {isa:?}: moments depend on the threads"
-            );
-        }
+        let what = format!("{shape:?} {isa:?}");
+        let results = equal_results(&what, pools, || run_all(&conv, &x, &w, &dy));
+        assert_close("forward", shape, isa, &results.y, &expected_y);
+        assert_close("data gradient", shape, isa, &results.dx, &expected_dx);
+        assert_close("weight gradient", shape, isa, &results.dw, &expected_dw);
+        check_statistics(shape, &results);
     }
 }
 
@@ -301,51 +295,25 @@ fn bf16_storage_gives_the_f32_results_of_the_widened_inputs_rounded_to_bf16() {
         .chain(depthwise::tests::shapes())
         .chain(FAR_PIXELS.map(padded))
     {
-        let stored = |values: Vec<f32>| {
-            values
-                .into_iter()
-                .map(bf16::from_f32)
-                .collect::<Vec<bf16>>()
-        };
-        let widened = |stored: &[bf16]| {
-            stored
-                .iter()
-                .map(|value| value.to_f32())
-                .collect::<Vec<f32>>()
-        };
-        let x = stored(random.values(shape.input_len()));
-        let dy = stored(random.values(shape.output_len()));
-        let w = random.values(shape.weight_len());
-        for (isa, &algorithm) in
-            Isa::available().flat_map(|isa| algorithms(&shape).iter().map(move |a| (isa, a)))
-        {
+        let [x, w, dy] = operands(&shape, &mut random);
+        let x = rounded(&x);
+        let dy = rounded(&dy);
+        for (isa, algorithm) in ways(&shape) {
             let conv = Conv2d::new(shape, algorithm, isa, Storage::F32);
             let expected = run_all(&conv, &widened(&x), &w, &widened(&dy));
-            for pool in &pools {
-                let got = pool.install(|| run_all(&conv, &x, &w, &dy));
-                assert_eq!(
-                    got.y,
-                    stored(expected.y.clone()),
-                    "{shape:?} {isa:?} {algorithm:?}: forward"
-                );
-                assert_eq!(
-                    got.dx,
-                    stored(expected.dx.clone()),
-                    "{shape:?} {isa:?} {algorithm:?}: data gradient"
-                );
-                assert_eq!(
-                    got.dw, expected.dw,
-                    "{shape:?} {isa:?} {algorithm:?}: weight gradient"
-                );
-                check_statistics(&shape, &got);
-            }
+            let what = format!("{shape:?} {isa:?} {algorithm:?}");
+            let got = equal_results(&what, &pools, || run_all(&conv, &x, &w, &dy));
+            assert_eq!(got.y, rounded(&expected.y), "{what}: forward");
+            assert_eq!(got.dx, rounded(&expected.dx), "{what}: data gradient");
+            assert_eq!(got.dw, expected.dw, "{what}: weight gradient");
+            check_statistics(&shape, &got);
         }
     }
 }
 
 #[test]
-fn the_layers_of_resnets_equal_the_reference() {
-    let pools = [pool(1), pool(2)];
+fn layers_of_resnets_and_channels_of_several_blocks_equal_the_reference() {
+    let pools = [pool(1), pool(2), pool(3)];
     let layers = [
         (9, 32, 3, 16, 3, 1),
         (3, 32, 16, 16, 3, 1),
@@ -355,18 +323,8 @@ fn the_layers_of_resnets_equal_the_reference() {
         (2, 14, 64, 128, 1, 2),
         (2, 14, 128, 64, 1, 1),
         (2, 7, 70, 131, 3, 1),
-    ];
-    for shape in layers.map(padded) {
-        check_shape(&shape, &mut Random(3), &pools);
-    }
-}
-
-#[test]
-fn channels_of_several_blocks_equal_the_reference() {
-    let pools = [pool(1), pool(2), pool(3)];
-    // More channels than a task of the weight gradient has, in blocks of unequal size with odd
-    // tails.
-    let layers = [
+        // More channels than a task of the weight gradient has, in blocks of unequal size with odd
+        // tails.
         (5, 7, 300, 150, 1, 1),
         (3, 9, 270, 131, 1, 2),
         (5, 9, 90, 140, 3, 2),
@@ -382,17 +340,15 @@ fn channels_of_several_blocks_equal_the_reference() {
         (19, 3, 530, 500, 1, 2),
         (11, 3, 176, 178, 3, 1),
     ];
-    for shape in layers.into_iter().chain(FAR_PIXELS).map(padded) {
-        check_shape(&shape, &mut Random(5), &pools);
-    }
     // Without padding x is read in place where a task has all its channels, and copied where it has
     // not.
-    for in_channels in [20, 200] {
-        let shape = Conv2dShape {
-            height: 7,
-            padding: 0,
-            ..padded((2, 9, in_channels, 33, 3, 2))
-        };
+    let unpadded = [20, 200].map(|in_channels| Conv2dShape {
+        height: 7,
+        padding: 0,
+        ..padded((2, 9, in_channels, 33, 3, 2))
+    });
+    let layers = layers.into_iter().chain(FAR_PIXELS).map(padded);
+    for shape in layers.chain(unpadded).chain(odd_numbers_of_pixels()) {
         check_shape(&shape, &mut Random(5), &pools);
     }
 }
@@ -407,15 +363,10 @@ fn a_plan_for_many_threads_gives_the_bits_of_one_for_few() {
     ];
     for shape in layers.map(padded) {
         let mut random = Random(13);
-        let x = random.values(shape.input_len());
-        let w = random.values(shape.weight_len());
-        let dy = random.values(shape.output_len());
+        let [x, w, dy] = operands(&shape, &mut random);
         let [few, many] = [1, 8]
             .map(|num_threads| pool(num_threads).install(|| run_all(&plan(shape), &x, &w, &dy)));
-        assert!(
-            (few.y, few.dx, few.dw, few.moments) == (many.y, many.dx, many.dw, many.moments),
-            "{shape:?}"
-        );
+        assert!(few == many, "{shape:?}");
     }
 }
 
@@ -444,21 +395,11 @@ pub(super) fn odd_numbers_of_pixels() -> impl Iterator<Item = Conv2dShape> {
 }
 
 #[test]
-fn one_by_one_convolutions_of_any_number_of_pixels_equal_the_reference() {
-    let pools = [pool(1), pool(2), pool(3)];
-    for shape in odd_numbers_of_pixels() {
-        check_shape(&shape, &mut Random(7), &pools);
-    }
-}
-
-#[test]
 fn the_reference_gradients_are_adjoint_to_its_forward_pass() {
     let mut random = Random(11);
     for _ in 0..40 {
         let s = random_shape(&mut random, 2e5);
-        let x = random.values(s.input_len());
-        let w = random.values(s.weight_len());
-        let dy = random.values(s.output_len());
+        let [x, w, dy] = operands(&s, &mut random);
         let x = &x[1..];
         let w = &w[1..];
         let dy = &dy[1..];
@@ -521,9 +462,7 @@ fn the_error_of_winograd_stays_within_its_bound() {
         let out_channels = 16;
         let shape = shape_of([batch, 16, 16, in_channels], out_channels, [3, 1, 1]);
         let mut random = Random(5);
-        let x = random.values(shape.input_len());
-        let w = random.values(shape.weight_len());
-        let dy = random.values(shape.output_len());
+        let [x, w, dy] = operands(&shape, &mut random);
         let expected = reference::forward(&shape, &x[1..], &w[1..]);
         let expected_dx = reference::data_gradient(&shape, &dy[1..], &w[1..]);
         let expected_dw = reference::weight_gradient(&shape, &x[1..], &dy[1..]);
