@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::store::burn_pack::Tensor;
-use burn::store::{ApplyError, ModuleSnapshot, ModuleStore, SafetensorsStore};
+use burn::store::{ModuleSnapshot, ModuleStore, SafetensorsStore};
 
 use crate::WeightsError;
 use crate::error::some;
@@ -39,8 +39,8 @@ const SLACK_BYTES: u64 = 1 << 20;
 /// Puts the weights of a file into `model`, which keeps its device, its types and what it trains.
 ///
 /// `model` is a [`crate::ResNet`] or any other module. The content of the file decides its format:
-/// safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`. The tensors of a
-/// checkpoint may be in dictionaries, modules and other objects; other values in them are ignored.
+/// safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`, with protocol 2 or newer
+/// and without compression. The tensors of a checkpoint may be in dictionaries, modules and other objects; other values in them are ignored.
 ///
 /// All names of `model` must be under one prefix, such as `state_dict.model`. Wrappers such as
 /// `module` and `_orig_mod` are no part of a name, and `shortcut` is `downsample`. A clone of
@@ -133,8 +133,7 @@ pub fn load_weights_with<M: Module>(
         .iter()
         .partition(|own| head == Head::Own && is_of_head(&own.name));
 
-    let (file, file_len) = open_file(path)?;
-    let (format, tensors) = open(path, file, file_len)?;
+    let (format, tensors, file_len) = open(path)?;
     let unreadable = |reason| WeightsError::Format {
         path: path.into(),
         format,
@@ -204,16 +203,8 @@ pub fn load_weights_with<M: Module>(
         false,
     );
     if !applied.errors.is_empty() {
-        let named = |path: &str| {
-            own.iter()
-                .find(|own| own.path == path)
-                .map_or(path.to_owned(), |own| own.name.clone())
-        };
-        let misshaped = applied
-            .errors
-            .iter()
-            .map(|error| shortened(describe(error, named)))
-            .collect();
+        let errors = applied.errors.iter();
+        let misshaped = errors.map(|error| shortened(error.to_string())).collect();
         return Err(mismatch(path, Vec::new(), misshaped));
     }
     let names = |own: &[&OwnTensor]| own.iter().map(|own| own.name.clone()).collect();
@@ -293,22 +284,6 @@ fn fit(
     Ok(fit)
 }
 
-/// Opens the file at `path` and returns its length. A pipe is rejected, because opening it would
-/// wait.
-fn open_file(path: &Path) -> Result<(File, u64), WeightsError> {
-    let failed = |reason| WeightsError::Io {
-        path: path.into(),
-        reason,
-    };
-    let metadata = path.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(failed(io::Error::other(
-            "expected a regular file, got a folder, pipe or device",
-        )));
-    }
-    Ok((File::open(path).map_err(failed)?, metadata.len()))
-}
-
 /// Returns the reason not to read a tensor: a stride of 0 repeats one element any number of times.
 fn too_large(tensor: &Tensor, file_len: u64) -> Option<String> {
     let len = tensor.byte_len() as u64;
@@ -322,16 +297,21 @@ fn too_large(tensor: &Tensor, file_len: u64) -> Option<String> {
     })
 }
 
-/// Returns the format of a file, and its tensors.
-fn open(
-    path: &Path,
-    file: File,
-    file_len: u64,
-) -> Result<(&'static str, Vec<FileTensor>), WeightsError> {
+/// Returns the format of a file, its tensors and its length. A pipe is rejected, because opening it
+/// would wait.
+fn open(path: &Path) -> Result<(&'static str, Vec<FileTensor>, u64), WeightsError> {
     let failed = |reason| WeightsError::Io {
         path: path.into(),
         reason,
     };
+    let metadata = path.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(failed(io::Error::other(
+            "expected a regular file, got a folder, pipe or device",
+        )));
+    }
+    let file = File::open(path).map_err(failed)?;
+    let file_len = metadata.len();
     let mut header = Vec::new();
     (&file)
         .take(pytorch::HEADER_LEN)
@@ -356,7 +336,7 @@ fn open(
         format,
         reason: shortened(reason),
     })?;
-    Ok((format, tensors))
+    Ok((format, tensors, file_len))
 }
 
 /// Returns true if a file begins with the length of a JSON header that fits into it, and a JSON
@@ -462,28 +442,4 @@ fn shortened(mut reason: String) -> String {
         reason.push('…');
     }
     reason
-}
-
-fn describe(error: &ApplyError, named: impl Fn(&str) -> String) -> String {
-    match error {
-        ApplyError::ShapeMismatch {
-            path,
-            expected,
-            found,
-        } => {
-            let expected = expected.as_slice();
-            let found = found.as_slice();
-            format!("{}: expected {expected:?}, got {found:?}", named(path))
-        }
-        ApplyError::DTypeMismatch {
-            path,
-            expected,
-            found,
-        } => {
-            format!("{}: expected {expected:?}, got {found:?}", named(path))
-        }
-        ApplyError::AdapterError { path, message } | ApplyError::LoadError { path, message } => {
-            format!("{}: {message}", named(path))
-        }
-    }
 }

@@ -1,12 +1,13 @@
 //! Fused layers against burn's own operations, with the same network, weights and images.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_resnet::{Computation, Kernels, ResNet, ResNetConfig, Shortcut};
 
+use crate::support::ten_losses::ten_losses;
 use crate::support::{
-    Named, assert_close, cross_entropy, gradients, images, relative_difference, tensors, values,
-    with_threads,
+    Named, assert_close, assert_same_on_threads, cross_entropy, gradients, images,
+    relative_difference, tensors, values,
 };
 
 /// The tolerance of docs/numerics.md for logits, gradients and running statistics of one step,
@@ -93,17 +94,8 @@ fn our_kernels_compute_what_burns_operations_do() {
 fn ten_steps_lose_as_with_burns_operations() {
     let losses = |kernels| {
         let device = Device::flex().autodiff();
-        let mut model = model(kernels, Shortcut::A, 3, &device);
-        let config = burn::optim::SgdConfig::new();
-        let mut optimizer = config.init();
-        (0..10)
-            .map(|_| {
-                let (_, loss) = loss(&model, images([6, 16, 16, 3], &device));
-                let gradients = burn::optim::GradientsParams::from_grads(loss.backward(), &model);
-                model = optimizer.step(0.02, model.clone(), gradients);
-                loss.into_scalar::<f32>()
-            })
-            .collect::<Vec<f32>>()
+        let model = model(kernels, Shortcut::A, 3, &device);
+        ten_losses(model, 16, 2e-3, FloatDType::F32, &device, ResNet::forward)
     };
     let fused = losses(Kernels::Fused);
     let stock = losses(Kernels::Stock);
@@ -117,13 +109,7 @@ fn ten_steps_lose_as_with_burns_operations() {
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let compute = || step(Kernels::Fused, Shortcut::A, [5, 16, 16, 3], &Device::flex());
-    let one = with_threads(1, compute);
-    for num_threads in [2, 3] {
-        assert!(
-            with_threads(num_threads, compute) == one,
-            "{num_threads} threads"
-        );
-    }
+    assert_same_on_threads(compute);
 }
 
 #[cfg(feature = "ndarray")]

@@ -179,12 +179,8 @@ fn assert_ten_losses(shortcut: Shortcut) {
 }
 
 #[test]
-fn the_first_step_equals_pytorch_with_shortcut_a() {
+fn the_first_step_equals_pytorch_with_both_shortcuts() {
     assert_first_step(Shortcut::A, &Device::flex().autodiff());
-}
-
-#[test]
-fn the_first_step_equals_pytorch_with_shortcut_b() {
     assert_first_step(Shortcut::B, &Device::flex().autodiff());
 }
 

@@ -3,7 +3,9 @@
 use burn::tensor::{DType, Device};
 use burn_resnet::{Activations, Computation, Isa, Kernels, ResNet, ResNetConfig, Shortcut};
 
-use crate::support::{Named, cross_entropy, gradients, images, tensors, values, with_threads};
+use crate::support::{
+    Named, assert_same_on_threads, cross_entropy, gradients, images, tensors, values,
+};
 
 /// The tolerance of docs/numerics.md for bf16: relative L2 distance of logits, and of the running
 /// statistics after one step, from those of f32.
@@ -115,13 +117,7 @@ fn a_step_in_16_bits_stays_near_the_step_in_f32() {
 #[test]
 fn the_number_of_threads_changes_no_bit_of_a_bf16_step() {
     let compute = || step(&config(Activations::Bf16));
-    let one = with_threads(1, compute);
-    for num_threads in [2, 3] {
-        assert!(
-            with_threads(num_threads, compute) == one,
-            "{num_threads} threads"
-        );
-    }
+    assert_same_on_threads(compute);
 }
 
 #[test]

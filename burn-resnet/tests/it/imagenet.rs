@@ -25,29 +25,6 @@ const LOSSES_OF_SMALL_34: [f32; 10] = [
 ];
 
 #[test]
-fn all_have_torchvisions_parameters() {
-    for (name, expected) in [
-        ("resnet18", 11_689_512),
-        ("resnet34", 21_797_672),
-        ("resnet50", 25_557_032),
-        ("resnet101", 44_549_160),
-        ("resnet152", 60_192_808),
-        ("cifar-resnet18", 11_173_962),
-        ("cifar-resnet34", 21_282_122),
-    ] {
-        let config = ResNetConfig::from_name(name).unwrap();
-        let model = config.init(0, &Device::flex());
-        assert_eq!(model.num_trainable(), expected, "{name}");
-        let num_values: usize = tensors(&model).values().map(Vec::len).sum();
-        assert_eq!(
-            config.num_values(),
-            num_values as u64,
-            "{name}: in its weights file"
-        );
-    }
-}
-
-#[test]
 fn two_of_each_kind_have_pytorchs_ten_losses() {
     let device = Device::flex().autodiff();
     // Each of the ten SGD steps starts from the rounding of the steps before.

@@ -11,44 +11,40 @@ fn config(depth: usize) -> ResNetConfig {
 }
 
 #[test]
-fn parameter_counts_are_the_published_ones() {
+fn parameter_counts_are_the_published_ones_and_the_number_of_values_is_known_without_the_network() {
     let device = Device::flex();
-    let published = [
+    let mut configs = Vec::new();
+    // With shortcuts A and B.
+    for (depth, a, b) in [
         (20, 269_722, 272_474),
         (32, 464_154, 466_906),
         (44, 658_586, 661_338),
         (56, 853_018, 855_770),
         (110, 1_727_962, 1_730_714),
-    ];
-    for (depth, a, b) in published {
-        for (shortcut, expected) in [(Shortcut::A, a), (Shortcut::B, b)] {
-            let model = config(depth).with_shortcut(shortcut).init(0, &device);
-            assert_eq!(
-                model.num_trainable(),
-                expected,
-                "resnet{depth} {shortcut:?}"
-            );
-        }
+    ] {
+        configs.push((config(depth).with_shortcut(Shortcut::A), a));
+        configs.push((config(depth).with_shortcut(Shortcut::B), b));
     }
-    assert_eq!(config(1202).init(0, &device).num_trainable(), 19_421_274);
-    let hundred = config(20).with_num_classes(100).init(0, &device.autodiff());
-    assert_eq!(hundred.num_trainable(), 269_722 + 90 * 65);
-}
-
-#[test]
-fn the_number_of_values_is_that_of_the_network_made_and_no_depth_overflows_it() {
-    let shortcuts = |depth| [(depth, Shortcut::A), (depth, Shortcut::B)];
-    for (depth, shortcut) in [8, 18, 20].into_iter().flat_map(shortcuts) {
-        let config = config(depth)
-            .with_shortcut(shortcut)
-            .with_num_classes(7)
-            .with_in_channels(4);
+    // Those of torchvision, and the variants of two for small images.
+    for (name, expected) in [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+        ("cifar-resnet18", 11_173_962),
+        ("cifar-resnet34", 21_282_122),
+        ("resnet1202", 19_421_274),
+    ] {
+        configs.push((ResNetConfig::from_name(name).unwrap(), expected));
+    }
+    configs.push((config(20).with_num_classes(100), 269_722 + 90 * 65));
+    configs.push((config(20).with_in_channels(4), 269_722 + 9 * 16));
+    for (config, expected) in configs {
+        let model = config.init(0, &device);
+        assert_eq!(model.num_trainable(), expected, "{config:?}");
         // burn also counts the running statistics.
-        assert_eq!(
-            config.num_values(),
-            config.init(0, &Device::flex()).num_params() as u64,
-            "{config:?}"
-        );
+        assert_eq!(config.num_values(), model.num_params() as u64, "{config:?}");
     }
     assert_eq!(config((usize::MAX - 2) / 6 * 6 + 2).num_values(), u64::MAX);
 }

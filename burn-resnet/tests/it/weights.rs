@@ -46,27 +46,22 @@ fn tensors_that_do_not_fit_are_named() {
     let path = saved(&config(), folder.path());
     let device = Device::flex();
 
-    let deeper = ResNetConfig::cifar(14).unwrap();
-    let Err(WeightsError::Mismatch {
-        missing,
-        unexpected,
-        misshaped,
-        ..
-    }) = load_weights(deeper.init(0, &device), &path)
-    else {
-        panic!("a deeper network took the weights")
+    let deeper = ResNetConfig::cifar(14).unwrap().init(0, &device);
+    let error = load_weights(deeper, &path).unwrap_err();
+    let text = error.to_string();
+    // Of many names ten are printed.
+    assert_eq!(text.matches("layer").count(), 10, "{text}");
+    let end = " and 20 more]; unexpected []; misshaped []. ";
+    assert!(text.contains(end), "{text}");
+    let WeightsError::Mismatch { missing, .. } = error else {
+        panic!("{text}")
     };
     assert_eq!(missing.len(), 3 * (2 + 8));
-    assert!(
-        missing.contains(&"layer1.1.bn1.weight".to_owned()),
-        "{missing:?}"
-    );
-    assert!(unexpected.is_empty() && misshaped.is_empty());
+    assert!(missing.contains(&"layer1.1.bn1.weight".to_owned()));
 
     let other = config().with_num_classes(7).with_shortcut(Shortcut::B);
-    let text = load_weights(other.init(0, &device), &path)
-        .unwrap_err()
-        .to_string();
+    let error = |config: ResNetConfig| load_weights(config.init(0, &device), &path).unwrap_err();
+    let text = error(other).to_string();
     assert!(
         text.contains("linear.bias: expected [7], got [10]"),
         "{text}"
@@ -76,10 +71,8 @@ fn tensors_that_do_not_fit_are_named() {
         "{text}"
     );
 
-    let path = saved(&config().with_shortcut(Shortcut::B), folder.path());
-    let text = load_weights(config().init(0, &device), &path)
-        .unwrap_err()
-        .to_string();
+    saved(&config().with_shortcut(Shortcut::B), folder.path());
+    let text = error(config()).to_string();
     assert!(
         text.contains("unexpected [layer2.0.downsample.0.weight, "),
         "{text}"
@@ -229,48 +222,6 @@ impl ModuleMapper for Zeros {
 }
 
 #[test]
-fn names_of_published_code_are_read_by_a_network_that_has_other_ones() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = config().with_shortcut(Shortcut::B);
-    let path = saved(&config, folder.path());
-    let bytes = std::fs::read(&path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let device = Device::flex();
-    for wrappers in [
-        "module.",
-        "_orig_mod.",
-        "_orig_mod.module.",
-        "module._orig_mod.",
-    ] {
-        let theirs = |name: &str| format!("{wrappers}{}", name.replace("downsample", "shortcut"));
-        let theirs: Vec<_> = file
-            .iter()
-            .map(|(name, view)| (theirs(name), view))
-            .collect();
-        std::fs::write(&path, safetensors::serialize(theirs, None).unwrap()).unwrap();
-        let loaded = load_weights(config.init(2, &device), &path).unwrap();
-        assert_eq!(
-            tensors(&loaded),
-            tensors(&config.init(1, &device)),
-            "{wrappers}"
-        );
-    }
-}
-
-#[test]
-fn of_many_names_that_do_not_fit_ten_are_told() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = saved(&config(), folder.path());
-    let deeper = ResNetConfig::cifar(14).unwrap().init(0, &Device::flex());
-    let text = load_weights(deeper, &path).unwrap_err().to_string();
-    assert_eq!(text.matches("layer").count(), 10, "{text}");
-    assert!(
-        text.contains(" and 20 more]; unexpected []; misshaped []. "),
-        "{text}"
-    );
-}
-
-#[test]
 fn a_missing_file_is_named_once_and_a_file_without_weights_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let load = |path: &Path| load_weights(config().init(0, &Device::flex()), path).unwrap_err();
@@ -297,9 +248,15 @@ fn a_pickle_that_would_start_a_program_starts_none() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.pth");
     let made = folder.path().join("made");
-    let call = format!("cposix\nsystem\n(S'touch {}'\ntR", made.display());
-    // Python's own `pickle.load` makes the file out of either.
-    for pickle in [format!("{call}."), format!("(dS'state_dict'\n{call}s.")] {
+    let text = |text: &str| format!("X{}\0\0\0{text}", char::from(text.len() as u8));
+    let command = text(&format!("touch {}", made.display()));
+    let call = format!("cposix\nsystem\n({command}tR");
+    // Python's own `pickle.load` makes the file out of either, after the two bytes of a protocol.
+    for pickle in [
+        format!("{call}."),
+        format!("}}{}{call}s.", text("state_dict")),
+    ] {
+        let pickle = [b"\x80\x02", pickle.as_bytes()].concat();
         std::fs::write(&path, pickle).unwrap();
         assert!(load_weights(config().init(0, &Device::flex()), &path).is_err());
         assert!(!made.exists());

@@ -36,10 +36,13 @@ pub(crate) fn cross_entropy(logits: Tensor<2>, labels: &[i32]) -> Tensor<1> {
         .neg()
 }
 
-/// Runs `compute` on this number of threads.
-pub(crate) fn with_threads<T: Send>(num_threads: usize, compute: impl FnOnce() -> T + Send) -> T {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
-    pool.build().unwrap().install(compute)
+/// Asserts that `compute` gives the same result on 1, 2 and 3 threads.
+pub(crate) fn assert_same_on_threads<T: PartialEq + Send>(compute: impl Fn() -> T + Sync) {
+    let [one, two, three] = [1, 2, 3].map(|num_threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(num_threads);
+        pool.build().unwrap().install(&compute)
+    });
+    assert!(one == two && one == three);
 }
 
 #[derive(Default)]
