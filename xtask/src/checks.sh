@@ -227,6 +227,16 @@ loops() {
     rm -rf "$folder"
 }
 
+# Makes a Python with TensorBoard in the target folder.
+tensorboard() {
+    local python=$target/tensorboard/bin/python
+    "$python" -c "import PIL, tensorboard.backend.event_processing.event_accumulator" 2> /dev/null && return
+    [ -n "${MAY_INSTALL:-}" ] || skip "no TensorBoard; --all and --only report install it if allowed"
+    has python3 || skip "no python3"
+    python3 -m venv "$target/tensorboard"
+    "$python" -m pip install --quiet --disable-pip-version-check tensorboard==2.21.0 pillow==13.0.0
+}
+
 # install PACKAGE...: installs with apt-get, as root or by sudo without a password, and without
 # starting daemons, which would outlive xtask without a configuration: Debian asks policy-rc.d. An
 # existing one stays. Another apt-get may run on a machine that has just started.

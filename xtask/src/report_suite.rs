@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cluster::options::Installing;
-use cluster::{probe, process};
+use cluster::probe;
 
 use crate::at;
-use crate::cargo;
+use crate::cargo::{self, Mpi};
 use crate::setup::{self, Need};
+use crate::stages;
 use crate::suite::{self, Check, Checked, Ended, Stop, Suite, expect};
 
 const BROWSERS: [&str; 4] = [
@@ -140,43 +141,17 @@ fn shows_every_third_step(suite: &Suite) -> Checked {
     )
 }
 
-const REQUIREMENTS: [&str; 2] = ["tensorboard==2.21.0", "pillow==13.0.0"];
-const IMPORTS: &str = "import PIL, tensorboard.backend.event_processing.event_accumulator";
-const SCRIPT: &str = "xtask/src/event_files.py";
-
-/// Seconds for an installation over a slow line.
-const LIMIT_S: u64 = 900;
-
 /// Returns a Python that can import TensorBoard; installs it into `target/tensorboard` if allowed.
 fn python(may_install: bool) -> Checked<PathBuf> {
-    let environment = cargo::target_folder().join("tensorboard");
-    let python = environment.join("bin/python");
-    if process::answer(&python, &["-c", IMPORTS]).is_some() {
-        return Ok(python);
-    }
-    let skipped = |text: &str| Stop::Skipped(text.to_owned());
-    if !may_install {
-        let text = "no TensorBoard; --all and --only report install it if allowed";
-        return Err(skipped(text));
-    }
-    let base = probe::program("python3").ok_or_else(|| skipped("no python3"))?;
-    let log = environment.with_extension("txt");
-    let mut make = Command::new(base);
-    make.args(["-m", "venv"]).arg(&environment);
-    Ended::run(make, &log, LIMIT_S)?.expect_success()?;
-    let mut install = Command::new(&python);
-    install.args(["-m", "pip", "install", "--quiet"]);
-    install
-        .arg("--disable-pip-version-check")
-        .args(REQUIREMENTS);
-    Ended::run(install, &log, LIMIT_S)?.expect_success()?;
-    Ok(python)
+    stages::script("tensorboard", may_install, Mpi::Without, None)?;
+    Ok(cargo::target_folder().join("tensorboard/bin/python"))
 }
 
 /// Compares event files of every `every` steps with the metrics of their run.
 fn judge(suite: &Suite, python: &Path, events: &Path, run: &Path, every: Option<u64>) -> Checked {
     let mut command = Command::new(python);
-    command.arg(cargo::root().join(SCRIPT)).arg(events);
+    let script = cargo::root().join("xtask/src/event_files.py");
+    command.arg(script).arg(events);
     command.arg(run.join("metrics.jsonl"));
     command.args(every.map(|every| every.to_string()));
     suite.finish(command, "event-files")?.expect_success()

@@ -224,11 +224,13 @@ impl TestArgs {
 
 /// Runs the stages and returns their rows in the order of their ends.
 fn rows(context: &Context<'_>, stages: &[&'static Stage]) -> Vec<Row> {
+    let mpi = Mpi::of(&context.found);
+    let may_install = !context.args.installing.no_install;
     let row = |stage: &&'static Stage| {
         println!("\n== {} ==", stage.name);
         row(stage.name, || match stage.run {
             Some(run) => run(context),
-            None => script(context.args, Mpi::of(&context.found), stage.name, None),
+            None => script(stage.name, may_install, mpi, None),
         })
     };
     let is_first = |stage: &&&Stage| FIRST.contains(&stage.name);
@@ -246,11 +248,10 @@ fn rows(context: &Context<'_>, stages: &[&'static Stage]) -> Vec<Row> {
         let _ = mpi_choice::prepare_for("mpich", context.args.installing);
     }
     let (sender, ended) = channel();
-    let args = context.args;
-    let mpi = Mpi::of(&context.found);
     let compute = move |stage: &'static Stage| {
         let log = cargo::target_folder().join(format!("stage-{}.txt", stage.name));
-        let row = self::row(stage.name, || script(args, mpi, stage.name, Some(&log)));
+        let run = || script(stage.name, may_install, mpi, Some(&log));
+        let row = self::row(stage.name, run);
         (row, fs::read(&log).unwrap_or_default())
     };
     // The output of a computing stage is printed between two suites.
@@ -282,16 +283,14 @@ fn row(name: &'static str, run: impl FnOnce() -> Checked) -> Row {
     }
 }
 
-/// Runs a function of the script, with its output in a file or on the terminal.
-fn script(args: &TestArgs, mpi: Mpi, name: &str, log: Option<&Path>) -> Checked {
+/// Runs a function of `checks.sh`, with its output in a file or on the terminal.
+pub(crate) fn script(name: &str, may_install: bool, mpi: Mpi, log: Option<&Path>) -> Checked {
     const SKIPPED: i32 = 77;
     let reason = cargo::target_folder().join(format!("skipped-{name}.txt"));
     let mut command = cargo::script("checks.sh");
     command.arg(name).env("REASON", &reason);
     command.env("FEATURES", mpi.features().join(" "));
-    if !args.installing.no_install {
-        command.env("MAY_INSTALL", "1");
-    }
+    command.env("MAY_INSTALL", if may_install { "1" } else { "" });
     let code = match log {
         Some(log) => Guarded::start(&command, log)?.finish(LIMIT)?,
         None => {

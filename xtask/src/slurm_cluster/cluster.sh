@@ -5,6 +5,7 @@
 # cluster.sh stop FOLDER           ends all jobs and daemons, also those of an interrupted run
 # cluster.sh remove FOLDER         stops, and removes FOLDER
 # cluster.sh kill-wait FOLDER S    sets the seconds between SIGTERM and SIGKILL
+# cluster.sh lacking FOLDER        prints why no cluster can start on this machine, if so
 # cluster.sh name FOLDER           prints FOLDER, or a link to it that is short enough for sockets
 #
 # Needs root, or sudo without a password. Changes nothing outside FOLDER and touches no other
@@ -183,7 +184,21 @@ stop() {
     [ "$folder" = "$real" ] || rm -f "$folder"
 }
 
+lacking() {
+    local program
+    if ! "${root[@]}" true 2> /dev/null; then
+        echo "Slurm's daemons need root: run this as root, or allow sudo without a password"
+        return
+    fi
+    for program in slurmctld slurmd srun sbatch scontrol munged unshare; do
+        command -v $program > /dev/null || { echo "no $program: install Slurm and munge, see above" && return; }
+    done
+    "${root[@]}" unshare --mount --uts --propagation private true 2> /dev/null ||
+        echo "two nodes need namespaces of mounts and host names, which this machine forbids"
+}
+
 case $action in
+    lacking) lacking ;;
     name) echo "$folder" ;;
     start)
         trap 'tail -n 8 "$real"/log/* >&2' ERR

@@ -13,10 +13,10 @@ use clap::Subcommand;
 use cluster::failure::{Failure, Outcome};
 use cluster::mpirun;
 use cluster::options::Installing;
-use cluster::{probe, process};
+use cluster::process;
 
 use crate::cargo;
-use crate::setup::{self, Need, as_root, succeeds};
+use crate::setup::{self, Need};
 
 const DETAILS: &str = "\
 `up` starts the cluster or finds it running, and prints the line that makes srun, sbatch and the
@@ -36,15 +36,6 @@ pub(crate) enum ClusterCommand {
 
 pub(crate) const NODES: [&str; 2] = ["n1", "n2"];
 const SCRIPT: &str = "xtask/src/slurm_cluster/cluster.sh";
-const PROGRAMS: [&str; 7] = [
-    "slurmctld",
-    "slurmd",
-    "srun",
-    "sbatch",
-    "scontrol",
-    "munged",
-    "unshare",
-];
 const START_LIMIT: Duration = Duration::from_secs(90);
 
 /// A running cluster. The end of the value stops it.
@@ -80,30 +71,17 @@ impl ClusterCommand {
 
 /// Returns the reason if no cluster can start here; installs what is missing if allowed.
 pub(crate) fn lacking(installing: Installing) -> Option<String> {
-    if !succeeds(&mut as_root("true")) {
-        let text = "Slurm's daemons need root: run this as root, or allow sudo without a password";
-        return Some(text.to_owned());
-    }
-    let missing = || {
-        let mut programs = PROGRAMS.iter();
-        programs.find(|name| probe::program(name).is_none() && !is_program_of_root(name))
+    let lacking = || {
+        let answer = process::answer(cargo::root().join(SCRIPT), &["lacking", "/"])?;
+        let reason = answer.trim();
+        (!reason.is_empty()).then(|| reason.to_owned())
     };
-    if missing().is_some() {
-        setup::provide(&[Need::Slurm], installing);
+    let reason = lacking()?;
+    if !reason.starts_with("no ") {
+        return Some(reason);
     }
-    if let Some(missing) = missing() {
-        return Some(format!("no {missing}: install Slurm and munge, see above"));
-    }
-    let mut unshare = as_root("unshare");
-    unshare.args(["--mount", "--uts", "--propagation", "private", "true"]);
-    let text = "two nodes need namespaces of mounts and host names, which this machine forbids";
-    (!succeeds(&mut unshare)).then(|| text.to_owned())
-}
-
-fn is_program_of_root(name: &str) -> bool {
-    let folders = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
-    let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
-    paths.any(|path| probe::program(path).is_some())
+    setup::provide(&[Need::Slurm], installing);
+    lacking()
 }
 
 fn script(words: &[&str], folder: &Path) -> Command {
