@@ -1,8 +1,9 @@
 //! Residual networks for small images and for ImageNet, on burn.
 //!
 //! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Invariant: no communication except
-//! through a [`layers::backend::StatisticsReducer`] of the caller; no I/O except in [`load_weights`] and
-//! [`save_safetensors`]; no randomness except from the seed of [`ResNetConfig::init`].
+//! through a [`layers::backend::StatisticsReducer`] of the caller; no I/O except in
+//! [`load_weights`] and [`save_safetensors`]; no randomness except from the seed of
+//! [`ResNetConfig::init`].
 //! Source: He, Zhang, Ren, Sun 2015, "Deep Residual Learning for Image Recognition", arXiv
 //! 1512.03385, section 4.2 and table 1.
 

@@ -3,11 +3,11 @@
 //!
 //! In: the options of [`Arguments`]. `144->144@32k3s1g144` is depthwise.
 //! Out: a table, or with `--json` one JSON line per measurement: `layer`, `batch`, `operation`,
-//! `dtype`, `threads`, `ms`, `gflops`, `share_of_peak`, `gb_per_s`, `library`. A value that does not
-//! apply is null. A share of the peak can exceed 1: the operations of Winograd are counted as direct
-//! convolution's.
-//! Invariant: a time is the minimum over repetitions. `lab/peers/onednn_layers.py` has the same lists
-//! of layers.
+//! `dtype`, `threads`, `ms`, `gflops`, `share_of_peak`, `gb_per_s`, `library`. A value that does
+//! not apply is null. A share of the peak can exceed 1: the operations of Winograd are counted as
+//! direct convolution's.
+//! Invariant: a time is the minimum over repetitions. `lab/peers/onednn_layers.py` has the same
+//! lists of layers.
 //! Source: He et al., arXiv 1512.03385, table 1 and section 4.2; strides of ResNet-50 as in
 //! PyTorch.
 //!
