@@ -302,11 +302,6 @@ impl ComparisonRow {
         }
     }
 
-    /// Returns the median images/s of the quiet rounds, or of all if none is quiet.
-    pub fn quiet_speed(&self) -> Option<f64> {
-        middle(self.quiet_rounds()).or_else(|| self.speed())
-    }
-
     /// Returns the largest value of any round.
     pub fn most(&self, of_round: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
         let rounds = self.rounds.iter();
@@ -457,7 +452,7 @@ impl Course {
         }
         let one = |attempt: &&AttemptRecord| Course {
             seed: course.seed + attempt.repetition.saturating_sub(1),
-            epochs: crate::from_value(attempt.result["epochs"].clone()).unwrap_or_default(),
+            epochs: serde_json::from_value(attempt.result["epochs"].clone()).unwrap_or_default(),
             ..course.clone()
         };
         counted.iter().map(one).collect()

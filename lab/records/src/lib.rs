@@ -17,7 +17,6 @@ mod number;
 mod prediction;
 mod profile;
 mod progress;
-mod repetition;
 mod run;
 mod settings;
 mod study;
@@ -45,15 +44,13 @@ pub use number::{
 };
 pub use prediction::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts,
-    PublishedFigure, is_in_time,
+    PublishedFigure,
 };
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 pub use progress::RunProgress;
-pub use repetition::{Repeated, ratios};
 pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds, quoted};
 pub use settings::{
-    OF_SYNCHRONISATION, ORIGIN, WORK, count_all_passes, differences, is_of_rank, is_of_several,
-    is_of_work, method, text,
+    OF_SYNCHRONISATION, WORK, count_all_passes, is_of_rank, is_of_several, method, text,
 };
 pub use study::{
     ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study,
@@ -62,34 +59,8 @@ pub use study::{
 pub use summary::{RankSeconds, SlowestRank, Summary, ThroughputStats};
 pub use trace::{EventNames, TraceEvent};
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
-
 /// Returns the boot id of the machine, which its containers share; `None` if unknown.
 pub fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned()).filter(|id| !id.is_empty())
-}
-
-/// Reads a record from JSON, in which null equals absent.
-///
-/// # Errors
-/// When a required member is missing or a member has another type.
-pub fn from_value<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
-    serde_json::from_value(without_nulls(value))
-}
-
-fn without_nulls(value: Value) -> Value {
-    match value {
-        Value::Object(members) => {
-            let known = members.into_iter().filter(|(_, member)| !member.is_null());
-            Value::Object(
-                known
-                    .map(|(key, member)| (key, without_nulls(member)))
-                    .collect(),
-            )
-        }
-        Value::Array(values) => Value::Array(values.into_iter().map(without_nulls).collect()),
-        value => value,
-    }
 }

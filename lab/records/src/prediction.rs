@@ -1,7 +1,6 @@
 //! Predicted speeds of many ranks, as written by `trainer predict-scaling --output`.
 //!
-//! Invariant: a prediction belongs to the cell that it names, otherwise to the file's cell at its
-//! index.
+//! Invariant: a prediction belongs to the cell of a study that it names, if it names one.
 
 use crate::{BucketRecord, LayerSeconds};
 use serde::{Deserialize, Serialize};
@@ -134,9 +133,6 @@ pub struct PredictionFile {
     pub predictions: Vec<PredictionRecord>,
     /// Published figures, and their simulation.
     pub published: Vec<PublishedFigure>,
-    /// Predicted cells of a study, in the order of the predictions.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub cells: Vec<Option<String>>,
 }
 
 /// Published figure and its simulation.
@@ -155,40 +151,4 @@ pub struct PublishedFigure {
     pub predicted_efficiency: Option<f64>,
     /// Assumptions of the simulation that the source does not state.
     pub assumed: String,
-}
-
-/// Returns true if a prediction was created before a run began, both in UTC, RFC 3339; false if the
-/// start of the run is unknown.
-pub fn is_in_time(created: &str, started: Option<&str>) -> bool {
-    started.is_some_and(|started| !started.is_empty() && created <= started)
-}
-
-impl PredictionFile {
-    /// Returns the cell of a study that the prediction at this index is for.
-    pub fn cell(&self, index: usize) -> Option<&str> {
-        let own = self
-            .predictions
-            .get(index)
-            .and_then(|record| record.cell.as_ref());
-        own.or_else(|| self.cells.get(index).and_then(Option::as_ref))
-            .map(String::as_str)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_predictions_own_cell_wins_over_the_files() {
-        let file: PredictionFile = serde_json::from_value(serde_json::json!({
-            "schema": PREDICTION_SCHEMA, "cells": ["a", "b"],
-            "predictions": [{ "ranks": 2 }, { "ranks": 4, "cell": "c" }, { "ranks": 8 }],
-        }))
-        .unwrap();
-        assert_eq!(
-            [0, 1, 2].map(|index| file.cell(index)),
-            [Some("a"), Some("c"), None]
-        );
-    }
 }

@@ -14,9 +14,6 @@ pub const WORK: [&str; 7] = [
     "grad_accum_steps",
 ];
 
-/// Settings of the measurement itself, on which the speed depends too.
-pub const ORIGIN: [&str; 2] = ["kind", "study"];
-
 /// Settings of synchronisation; a profile of one rank does not depend on them.
 pub const OF_SYNCHRONISATION: [&str; 13] = [
     "sync",
@@ -62,7 +59,7 @@ pub fn is_of_rank(key: &str) -> bool {
 }
 
 /// Returns the names of settings that differ; an empty value equals a missing one.
-pub fn differences<'a>(
+pub(crate) fn differences<'a>(
     some: &'a BTreeMap<String, String>,
     others: &'a BTreeMap<String, String>,
 ) -> BTreeSet<&'a str> {
@@ -75,7 +72,7 @@ pub fn differences<'a>(
 }
 
 /// Returns true if the known settings of a measurement agree with this work.
-pub fn is_of_work(told: &BTreeMap<String, String>, work: &BTreeMap<String, String>) -> bool {
+pub(crate) fn is_of_work(told: &BTreeMap<String, String>, work: &BTreeMap<String, String>) -> bool {
     work.iter()
         .all(|(key, value)| told.get(key).is_none_or(|own| own == value))
 }
@@ -108,37 +105,27 @@ pub fn method(settings: &BTreeMap<String, String>) -> Option<String> {
     if let Some(method) = settings.get("method") {
         return Some(method.clone());
     }
-    let get = |keys: [&str; 2], default: &str| {
-        keys.iter()
-            .find_map(|key| settings.get(*key))
-            .map_or(default, String::as_str)
-            .to_owned()
+    let get =
+        |key: &str, default: &str| settings.get(key).map_or(default, String::as_str).to_owned();
+    let own = match get("server_placement", "beside").as_str() {
+        "own" => "@own",
+        _ => "",
     };
-    let own = if get(["server-placement", "server_placement"], "beside") == "own" {
-        "@own"
-    } else {
-        ""
-    };
-    Some(
-        match settings.get("sync").map_or("allreduce", String::as_str) {
-            "allreduce" => match (
-                get(["compress", "compress"], "none"),
-                get(["reduction", "reduction"], "hierarchical"),
-            ) {
-                (_, reduction) if reduction == "exact" => reduction,
-                (compress, reduction) if compress == "none" => format!("allreduce:{reduction}"),
-                (compress, _) => format!("allreduce+{compress}"),
-            },
-            "local-sgd" => format!("local-sgd:{}", get(["every", "local_steps"], "8")),
-            sync @ ("parameter-server" | "async-parameter-server") => {
-                let bound = settings
-                    .get("staleness")
-                    .map_or(String::new(), |bound| format!(":{bound}"));
-                format!("{sync}:{}{bound}{own}", get(["servers", "servers"], "1"))
-            }
-            _ => return None,
-        },
-    )
+    let servers = get("servers", "1");
+    let bound = settings.get("staleness").map(|bound| format!(":{bound}"));
+    let bound = bound.unwrap_or_default();
+    let compress = get("compress", "none");
+    let reduction = get("reduction", "hierarchical");
+    Some(match get("sync", "allreduce").as_str() {
+        "allreduce" if reduction == "exact" => reduction,
+        "allreduce" if compress == "none" => format!("allreduce:{reduction}"),
+        "allreduce" => format!("allreduce+{compress}"),
+        "local-sgd" => format!("local-sgd:{}", get("every", "8")),
+        sync @ ("parameter-server" | "async-parameter-server") => {
+            format!("{sync}:{servers}{bound}{own}")
+        }
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -176,10 +163,6 @@ mod tests {
             ),
             (&servers[..1], "async-parameter-server:1"),
             (&servers, "async-parameter-server:1:2@own"),
-            (
-                &[servers[0], servers[1], ("server-placement", "own")],
-                "async-parameter-server:1:2@own",
-            ),
         ] {
             assert_eq!(method(pairs).as_deref(), Some(expected));
         }

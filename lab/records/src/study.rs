@@ -143,9 +143,9 @@ impl Status {
 
 /// One attempt at one repetition of a cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct AttemptRecord {
     /// [`ATTEMPT_SCHEMA`].
+    #[serde(default)]
     pub schema: String,
     /// Id of the cell.
     pub cell: String,
@@ -156,18 +156,25 @@ pub struct AttemptRecord {
     /// Status at the end.
     pub status: Status,
     /// Reason for a status other than `ok`.
+    #[serde(default)]
     pub why: Option<String>,
     /// Start in UTC, RFC 3339.
+    #[serde(default)]
     pub started: Option<String>,
     /// Seconds of the whole attempt.
+    #[serde(default)]
     pub seconds: Option<f64>,
     /// Command line, quoted for a shell.
+    #[serde(default)]
     pub command: String,
     /// Directory of its files, below the study's directory.
+    #[serde(default)]
     pub directory: String,
     /// Use of the machine by other programs; absent (null) if not observed.
+    #[serde(default)]
     pub quiet: Option<Quiet>,
     /// Output of the trainer: a [`crate::BenchResult`], a [`crate::Summary`], or null.
+    #[serde(default)]
     pub result: Value,
 }
 

@@ -1,8 +1,8 @@
 //! A report before it is written: sections of text, tables and figures.
 //!
 //! In: the numbers of `sections/`. Out: [`Document`], from which every output format is made.
-//! Invariant: a table or figure has a unique id, which is the name of its files. A table has rows and
-//! no empty column; a figure has points or bars.
+//! Invariant: a table or figure has a unique id, which is the name of its files. A table has rows
+//! and no empty column; a figure has points or bars.
 
 use crate::chart::{Axis, Bar, Figure, MOST_BARS, Marks, Series};
 use serde_json::Value;
@@ -49,7 +49,7 @@ pub(crate) struct Table {
     pub(crate) columns: Vec<String>,
     /// Rows with one cell per column.
     pub(crate) rows: Vec<Vec<Cell>>,
-    /// Whether the table is folded away under its title.
+    /// True for a table that is folded away under its title.
     pub(crate) is_folded: bool,
 }
 

@@ -1,7 +1,8 @@
 //! Reports of runs, studies and comparisons: `trainer report` and `trainer watch`.
 //!
 //! In: directories of runs and studies, files of predictions, networks and traces. Out: one HTML
-//! file without external resources. The same directory has its figures as SVG and its tables as CSV.
+//! file without external resources. The same directory has its figures as SVG and its tables as
+//! CSV.
 //! Invariant: every number comes from a file and has all its digits in the report's files. The page
 //! fetches nothing and runs no script.
 

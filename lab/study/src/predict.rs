@@ -191,8 +191,7 @@ fn check_cpu(step: &str, nodes: &str) -> Outcome {
 fn read<T: DeserializeOwned>(path: &Path) -> Outcome<T> {
     let failed = |error: String| Failure::Failed(format!("{}: {error}", path.display()));
     let text = records::file::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    let value = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
-    records::from_value(value).map_err(|error| failed(error.to_string()))
+    serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
 }
 
 /// Returns a key that cells with the same step on one rank have in common.

@@ -287,7 +287,7 @@ impl<'a> StudyRunner<'a> {
 /// Returns the study.json of an earlier start, if it can be read.
 pub(crate) fn read(directory: &Path) -> Option<Study> {
     let text = records::file::read_to_string(&directory.join("study.json")).ok()?;
-    records::from_value(serde_json::from_str(&text).ok()?).ok()
+    serde_json::from_str(&text).ok()
 }
 
 /// Returns the line about an attempt.

@@ -1,8 +1,8 @@
 //! Drawing of figures as SVG: title, legend, plot.
 //!
 //! In: a [`Figure`]. Out: SVG text, identical in the page and in its file.
-//! Invariant: the drawing is as high as its contents; no text is cut off. maud escapes text; control
-//! characters, which XML forbids, are replaced.
+//! Invariant: the drawing is as high as its contents; no text is cut off. maud escapes text;
+//! control characters, which XML forbids, are replaced.
 //! Source: Okabe & Ito 2008, Color Universal Design, for the colours.
 
 use super::axis::Scale;

@@ -1,8 +1,8 @@
 //! Charts: their points and axes, and the table of all numbers that are drawn.
 //!
 //! In: measurements. Out: [`Figure`]s, which [`draw`] turns into SVG.
-//! Invariant: a prediction is hollow, and dashed if it is a line. A measurement is filled and solid.
-//! Series differ by marker as well as by colour.
+//! Invariant: a prediction is hollow, and dashed if it is a line. A measurement is filled and
+//! solid. Series differ by marker as well as by colour.
 
 mod axis;
 mod draw;
@@ -31,7 +31,7 @@ pub(crate) struct Figure {
     pub(crate) marks: Marks,
 }
 
-/// What is drawn over the horizontal axis.
+/// Marks over the horizontal axis.
 #[derive(Clone, Debug)]
 pub(crate) enum Marks {
     /// Vertical axis, and series in the order of the legend.

@@ -1,7 +1,8 @@
 //! The current state of a run on a terminal: `trainer watch`.
 //!
 //! In: the directory of a run. Out: a page, drawn every second or printed once as text.
-//! Invariant: files are only read, and the lock of the run is tried for a moment only, so the run does not notice.
+//! Invariant: files are only read, and the lock of the run is tried for a moment only, so the run
+//! does not notice.
 
 mod state;
 mod view;
@@ -32,8 +33,8 @@ const TEXT: Rect = Rect {
 /// Time in which a run adds a line to its log or runs a step; steps may take longer.
 pub const CADENCE: Duration = Duration::from_secs(12);
 
-/// Returns the page as text. Watches a silent run for `cadence`, or for two of its steps if they take longer, because
-/// its clock may differ from this machine's. A `cadence` of zero reads once.
+/// Returns the page as text. Watches a silent run for `cadence`, or for two of its steps if they
+/// take longer, because its clock may differ from this machine's. A `cadence` of zero reads once.
 ///
 /// # Errors
 /// A [`Refusal`](crate::Refusal) without a directory; when the metrics cannot be read.
@@ -90,8 +91,8 @@ pub fn wait(directory: &Path, is_to_end: impl Fn() -> bool) -> Result<bool> {
     }
 }
 
-/// Shows the page on the terminal until `q` is pressed, `is_to_end` returns true, or, with `until_end`, the run has
-/// ended. Returns true if the run has finished.
+/// Shows the page on the terminal until `q` is pressed, `is_to_end` returns true, or, with
+/// `until_end`, the run has ended. Returns true if the run has finished.
 ///
 /// # Errors
 /// Same as [`snapshot`], and when the terminal cannot be read or written.

@@ -1,9 +1,10 @@
 //! State of a run, from its files.
 //!
 //! In: the files of its directory, their changes while they are watched. Out: [`Live`].
-//! Invariant: files name their session, so those of an earlier session do not count. A run is alive while its files
-//! change or its lock is held, and dead once this machine has released its lock. Neither the clock of another machine
-//! nor a process number decides, as the number may be of another container.
+//! Invariant: files name their session, so those of an earlier session do not count. A run is alive
+//! while its files change or its lock is held, and dead once this machine has released its lock.
+//! Neither the clock of another machine nor a process number decides, as the number may be of
+//! another container.
 
 use std::collections::BTreeSet;
 use std::fs::{self, TryLockError};
@@ -161,7 +162,8 @@ impl Live {
         Some((progress.step, progress.all_steps()?)).filter(|(_, all)| *all > 0)
     }
 
-    /// Returns the time left of a running run, with evaluations and checkpoints, at the speed of this session.
+    /// Returns the time left of a running run, with evaluations and checkpoints, at the speed of
+    /// this session.
     pub(super) fn time_left(&self) -> Option<Duration> {
         match self.stage {
             Stage::Running(_) => self.progress.as_ref()?.time_left(),

@@ -103,7 +103,8 @@ fn run() -> TempDir {
     folder
 }
 
-/// Writes the lock of a run on a machine, with a number of a process that lives on this one, and holds it.
+/// Writes the lock of a run on a machine, with a number of a process that lives on this one, and
+/// holds it.
 fn lock_of(folder: &TempDir, boot: &str) -> fs::File {
     let path = folder.path().join(".lock");
     fs::write(

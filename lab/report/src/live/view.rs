@@ -1,6 +1,7 @@
 //! The page of a watched run, made of ratatui's widgets.
 //!
-//! In: [`Live`], an area of a terminal or of text. Out: its cells. Invariant: pure; colours only repeat the text.
+//! In: [`Live`], an area of a terminal or of text. Out: its cells. Invariant: pure; colours only
+//! repeat the text.
 
 use std::time::Duration;
 
@@ -195,7 +196,8 @@ fn stage_style(stage: &Stage) -> Style {
     Style::new().fg(colour).bold()
 }
 
-/// Returns speed, exposed communication and memory: of the last seconds while the run trains, else of the session.
+/// Returns speed, exposed communication and memory: of the last seconds while the run trains, else
+/// of the session.
 fn speed(live: &Live) -> [String; 3] {
     let run = &live.run;
     let (speed, exposed) = match (&live.stage, &live.progress) {

@@ -1,8 +1,8 @@
 //! Predictions compared with measurements.
 //!
 //! In: predictions, measurements. Out: a figure around the line of equality, tables.
-//! Invariant: a prediction is compared with the cell that it names, or with the only measurement of its
-//! settings. A gap is relative to the measurement.
+//! Invariant: a prediction is compared with the cell that it names, or with the only measurement of
+//! its settings. A gap is relative to the measurement.
 
 use super::{Facts, spread_cells};
 use crate::chart::{Axis, Kind, MOST_SERIES, Point, Series};
@@ -59,8 +59,8 @@ pub(super) fn forecasts<'f>(facts: &'f Facts<'_>) -> Vec<Forecast<'f>> {
     predictions.flat_map(of_file).collect()
 }
 
-/// Returns the only measurement that a prediction stands for. A prediction inside a study stands for
-/// that study's cells.
+/// Returns the only measurement that a prediction stands for. A prediction inside a study stands
+/// for that study's cells.
 fn only_match<'f>(
     facts: &'f Facts<'_>,
     predictions: &Predictions,
@@ -108,7 +108,7 @@ impl Forecast<'_> {
             Some(gap(predicted, attempt.images_per_second()?))
         };
         let waiting = |(record, attempt): &Pair<'_>| {
-            // One rank communicates only with servers on ranks of their own.
+            // One rank communicates only with servers on separate ranks.
             let is_alone = record.ranks == 1 && record.server_placement.as_deref() != Some("own");
             let measured = positive(waiting_ms(attempt)).filter(|_| !is_alone)?;
             Some(gap(record.waiting_ms?, measured))

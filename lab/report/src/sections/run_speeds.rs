@@ -1,8 +1,8 @@
 //! Speeds of runs outside studies, in the form of a study's measurements.
 //!
 //! In: runs. Out: [`Measurement`]s.
-//! Invariant: runs of the same work on other numbers of ranks form a line, whose scaling follows from
-//! their batch sizes.
+//! Invariant: runs of the same work on other numbers of ranks form a line, whose scaling follows
+//! from their batch sizes.
 
 use crate::sources::Run;
 use records::{AttemptRecord, Measurement};
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_on_ranks_of_their_own_do_not_train() {
+    fn servers_on_separate_ranks_do_not_train() {
         let mut run = run(3, "", &[("sync.server-placement", "own")]);
         run.epochs[0].num_ranks = 2;
         let measured = &measurements(&[run])[0];

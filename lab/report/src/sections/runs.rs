@@ -1,7 +1,7 @@
 //! Differences between runs, and how to repeat each run.
 //!
-//! In: options and manifests. Out: a table of the differing options, a table of manifests, command and
-//! options of every run.
+//! In: options and manifests. Out: a table of the differing options, a table of manifests, command
+//! and options of every run.
 //! Invariant: an option with the same value in all runs is not among the differences.
 
 use super::Facts;

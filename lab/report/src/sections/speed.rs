@@ -1,11 +1,12 @@
 //! Throughput, efficiency and memory of all measurements.
 //!
-//! In: measurements, predictions. Out: figures over the ranks, bars for settings at one number of ranks,
-//! one table of everything, bars of memory.
-//! Invariant: points are medians. Ranges of speeds are the least and most of the repetitions. Ranges of
-//! efficiencies are the interval of the ratios of single repetitions, which contains the spread of the
-//! reference.
-//! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 and 5.
+//! In: measurements, predictions. Out: figures over the ranks, bars for settings at one number of
+//! ranks, one table of everything, bars of memory.
+//! Invariant: points are medians. Ranges of speeds are the least and most of the repetitions.
+//! Ranges of efficiencies are the interval of the ratios of single repetitions, which contains the
+//! spread of the reference.
+//! Source: Hoefler & Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rules 1 and
+//! 5.
 
 use super::predictions::{Forecast, forecasts};
 use super::{Facts, Settings, differing, spread_cells, words};

@@ -1,8 +1,8 @@
 //! Time of a step by phase, and the staleness of asynchronous updates.
 //!
 //! In: runs, traces, measurements. Out: stacked bars in milliseconds per step; histograms.
-//! Invariant: a bar is a mean over the steps of one rank. Communication is only the time that the step
-//! waited.
+//! Invariant: a bar is a mean over the steps of one rank. Communication is only the time that the
+//! step waited.
 
 use super::Facts;
 use crate::chart::{Axis, Bar, Marks};
@@ -103,8 +103,8 @@ fn stacked(label: String, phases_ms: [f64; PHASES.len()]) -> Bar {
     }
 }
 
-/// Returns the milliseconds per step of a result of `bench`, whose seconds are those of the measured
-/// steps.
+/// Returns the milliseconds per step of a result of `bench`, whose seconds are those of the
+/// measured steps.
 fn phases(attempt: &AttemptRecord) -> Option<[f64; PHASES.len()]> {
     let result = &attempt.result;
     let steps = result["steps"].as_f64().filter(|steps| *steps > 0.0)?;

@@ -1,9 +1,9 @@
 //! Overview of all inputs, warnings, and the raw records of studies.
 //!
-//! In: everything. Out: tables of studies, runs, comparisons and predictions; every attempt, the study
-//! file.
-//! Invariant: the warnings name everything that was left out. Disturbed and failed attempts are listed
-//! and marked.
+//! In: everything. Out: tables of studies, runs, comparisons and predictions; every attempt, the
+//! study file.
+//! Invariant: the warnings name everything that was left out. Disturbed and failed attempts are
+//! listed and marked.
 
 use super::Facts;
 use crate::document::{Cell, Content, NamedRow, Section, mebibytes, number, percent, row};

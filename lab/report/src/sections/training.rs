@@ -101,8 +101,8 @@ fn of_evaluated_run(one: &EvaluatedRun<'_>) -> NamedRow {
     ]
 }
 
-/// Returns the row of a cell with several runs. Accuracies have a deviation if every run had another
-/// seed.
+/// Returns the row of a cell with several runs. Accuracies have a deviation if every run had
+/// another seed.
 fn together(runs: &[EvaluatedRun<'_>]) -> Option<NamedRow> {
     let last: Vec<f64> = runs.iter().map(|one| one.last).collect();
     let (mean, deviation) = records::mean_and_deviation(&last)?;

@@ -84,8 +84,7 @@ pub(crate) fn peer_result(cell: &Cell, directory: &Path) -> Result<Value, String
 fn read(path: &Path) -> Result<PeerResult, String> {
     let failed = |error: String| format!("{}: {error}", path.display());
     let text = records::file::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    let value = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
-    records::from_value(value).map_err(|error| failed(error.to_string()))
+    serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
 }
 
 /// Returns the epochs of our training in the form of the peers' records.

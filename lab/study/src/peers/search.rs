@@ -87,7 +87,7 @@ fn best_of<'r>(rows: &'r [ComparisonRow], ours: &ComparisonRow) -> Option<&'r Co
         .iter()
         .filter(|row| row.agrees_with(ours) == Some(true))
     {
-        if let Some(speed) = row.quiet_speed()
+        if let Some(speed) = row.speed()
             && best.is_none_or(|(_, fastest)| speed > fastest)
         {
             best = Some((row, speed));
@@ -134,21 +134,16 @@ fn is_same_job(one: &Cell, other: &Cell) -> bool {
 mod tests {
     use super::*;
     use crate::plan::tests::study;
-    use records::{AttemptRecord, Status};
+    use records::AttemptRecord;
 
     #[test]
     fn the_fastest_option_of_the_same_work_is_kept_and_a_failed_one_is_not() {
         let text = "[[matrix]]\nframework = \"pytorch\"\nbatch_size_per_rank = 8\n";
         let (_, cells) = study(text).unwrap();
         let choice = of_one_rank(Framework::PyTorch, 1)[1];
-        let row = |option: &str, speeds: &[(f64, bool)], last: f64| {
+        let row = |option: &str, speed: Option<f64>, last: f64| {
             let cell = with_option(&cells[0], &Setting::default(), &choice, option);
-            let round = |(speed, is_disturbed): &(f64, bool)| AttemptRecord {
-                status: if *is_disturbed {
-                    Status::Disturbed
-                } else {
-                    Status::Ok
-                },
+            let round = |speed: f64| AttemptRecord {
                 result: serde_json::json!({
                     "images_per_second": speed,
                     "losses": [3.0, 3.0, 2.5, 2.0, 2.0, last],
@@ -156,31 +151,23 @@ mod tests {
                 ..AttemptRecord::default()
             };
             ComparisonRow {
-                rounds: speeds.iter().map(round).collect(),
+                rounds: speed.into_iter().map(round).collect(),
                 ..ComparisonRow::of(&cell.record(), &[])
             }
         };
-        let ours = row("eager", &[(1.0, false)], 2.0);
-        let eager = row("eager", &[(50.0, false)], 2.0);
-        let failed = row("compile", &[], 2.0);
+        let ours = row("eager", Some(1.0), 2.0);
+        let eager = row("eager", Some(50.0), 2.0);
+        let failed = row("compile", None, 2.0);
         let is_compiled = |compile: ComparisonRow| {
             let rows = [eager.clone(), failed.clone(), compile];
             !best_of(&rows, &ours).unwrap().setting.is_empty()
         };
-        assert!(is_compiled(row("compile", &[(60.0, false)], 2.0)));
+        assert!(is_compiled(row("compile", Some(60.0), 2.0)));
         assert!(
-            !is_compiled(row("compile", &[(60.0, false)], 9.0)),
+            !is_compiled(row("compile", Some(60.0), 9.0)),
             "other losses"
         );
-        assert!(
-            !is_compiled(row("compile", &[(50.0, false)], 2.0)),
-            "no faster"
-        );
-        let disturbed = [(50.0, false), (90.0, true)];
-        assert!(
-            !is_compiled(row("compile", &disturbed, 2.0)),
-            "the quiet round counts"
-        );
+        assert!(!is_compiled(row("compile", Some(50.0), 2.0)), "no faster");
         let id = with_option(&cells[0], &Setting::default(), &choice, "compile").id;
         assert_eq!(id, format!("{}-try-modecompile", cells[0].id));
         assert!(ours_on(&cells[0]).arguments.join(" ").starts_with("bench "));

@@ -239,7 +239,6 @@ fn file(
         },
         predictions,
         published: Vec::new(),
-        cells: Vec::new(),
     }
 }
 

@@ -107,11 +107,7 @@ pub fn read(
 }
 
 fn json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
-    let read = || {
-        Ok(records::from_value(serde_json::from_slice(
-            &records::file::read(path)?,
-        )?)?)
-    };
+    let read = || Ok(serde_json::from_slice(&records::file::read(path)?)?);
     let read: Result<T> = read();
     read.with_context(|| format!("cannot read {}, expected {expected}", path.display()))
 }
