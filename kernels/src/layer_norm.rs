@@ -1,11 +1,12 @@
-//! Layer normalisation of `[rows, C]`: each row by its own mean and variance.
+//! Layer normalisation of `[rows, C]`: each row has its own mean and variance.
 //!
-//! In: rows, a scale and a shift a channel.
-//! Out: rows; their gradient, and those of scale and shift.
-//! Invariant: the same bits for any number of threads and instruction set: pieces are so many rows,
-//! and their sums are added in order. The backward pass takes a row's statistics again, which costs
-//! less than to keep them.
+//! In: rows; scale and shift of each channel.
+//! Out: rows; gradients of rows, scale and shift.
+//! Invariant: pieces have a fixed number of rows, and their sums are added in order, so the bits do
+//! not depend on threads or instruction set.
 //! Source: Ba et al. 2016, arXiv 1607.06450.
+//!
+//! The backward pass computes the statistics of a row again, which is cheaper than keeping them.
 
 use rayon::prelude::*;
 
@@ -17,7 +18,7 @@ const PIECE_ROWS: usize = 128;
 /// Independent running sums.
 const LANES: usize = 16;
 
-/// Returns elements of workspace of [`backward`].
+/// Returns the workspace length of [`backward`], in elements.
 pub fn backward_workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(PIECE_ROWS) * 2 * channels
 }

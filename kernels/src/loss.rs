@@ -2,8 +2,8 @@
 //!
 //! In: logits and targets `[N, K]`.
 //! Out: a sum, or gradients `[N, K]`.
-//! Invariant: operations in f64 one after the other, in index order, with the functions of `libm`:
-//! the same bits on every processor, with every instruction set and every C library.
+//! Invariant: operations are f64, in index order, with the functions of `libm`. So the bits do not
+//! depend on CPU, instruction set or C library.
 
 /// A loss of one row of logits z and targets t.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,24 +1,23 @@
-//! Runs numbered pieces of work on the current rayon pool, each worker with a slot of the caller's
-//! workspace.
+//! Runs numbered pieces of work on the current rayon pool; each worker has a slot of the workspace.
 //!
-//! In: a number of pieces that depends on shapes only.
-//! Out: `work(piece, slot)` called once for each piece.
-//! Invariant: which worker takes a piece is left to chance, what the piece computes is not: it may
-//! write only what belongs to its number, and uses its slot as scratch. Where the workspace starts
-//! on a cache line, so does each slot.
+//! In: a number of pieces that depends only on shapes.
+//! Out: `work(piece, slot)`, called once for each piece.
+//! Invariant: any worker may take a piece, but the result of a piece depends only on its number. A
+//! piece writes only its own elements and uses the slot as scratch. If the workspace starts on a
+//! cache line, so does each slot.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::scratch::LINE_FLOATS;
 
-/// Beyond so many, elements of eight bytes, the largest, fit no slice.
+/// Most elements of a slice, for elements of eight bytes.
 const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
 
-/// Returns the elements of these extents: their product, since one that wrapped would be the length
-/// of slices far too short.
+/// Returns the product of these extents, which is the number of elements. A wrapped product would
+/// give a slice that is too short.
 ///
 /// # Panics
-/// If so many fit no slice.
+/// If no slice can have this length.
 pub(crate) fn elements(what: &str, extents: &[usize]) -> usize {
     let product = extents
         .iter()
@@ -29,21 +28,21 @@ pub(crate) fn elements(what: &str, extents: &[usize]) -> usize {
     product
 }
 
-/// Returns elements in whole cache lines, at least `len`: where a workspace is cut.
+/// Rounds a length up to whole cache lines, in elements.
 pub(crate) const fn whole_lines(len: usize) -> usize {
     len.next_multiple_of(LINE_FLOATS)
 }
 
-/// Returns elements of slots of `slot_len` for each of `num_workers`.
+/// Returns the elements of one slot of `slot_len` per worker.
 pub(crate) const fn slots_len(num_workers: usize, slot_len: usize) -> usize {
     num_workers * whole_lines(slot_len)
 }
 
-/// Calls `work` once for each piece; as many workers as the current pool has threads, as the
-/// workspace has slots of `slot_len` ([`slots_len`]), and as there are pieces.
+/// Calls `work` once for each piece. The number of workers is the least of the pool's threads, the
+/// slots of `slot_len` in the workspace ([`slots_len`]), and the pieces.
 ///
 /// # Panics
-/// If the workspace has not one slot.
+/// If the workspace has no slot.
 pub(crate) fn for_each_piece(
     num_pieces: usize,
     workspace: &mut [f32],

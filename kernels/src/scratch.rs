@@ -1,10 +1,10 @@
-//! Scratch memory of one thread: a buffer that only grows, for workspaces and packed weights.
+//! Scratch memory of one thread: a growing buffer for workspaces and packed weights.
 //!
 //! In: a number of elements.
-//! Out: so many, 64-byte aligned, of unspecified content: zeros or what was written last.
+//! Out: this many elements, aligned to 64 bytes, with unspecified content: zeros or earlier values.
 //!
-//! Why aligned: `malloc` starts a large buffer 16 bytes past a line, and then every wide vector's
-//! load and store crosses two lines; without that a training step is a quarter faster.
+//! Reason for the alignment: `malloc` starts a large buffer 16 bytes after a line, so every wide
+//! load and store would cross two lines. Alignment makes a training step a quarter faster.
 
 use crate::arena::Line;
 
@@ -13,8 +13,8 @@ pub(crate) const LINE_FLOATS: usize = size_of::<Line>() / size_of::<f32>();
 /// Doubles of a cache line.
 pub(crate) const LINE_DOUBLES: usize = size_of::<Line>() / size_of::<f64>();
 
-/// Refuses scratch memory or packed weights that do not begin on a cache line: right, but slower by
-/// a quarter.
+/// Rejects scratch memory or packed weights that do not start on a cache line. They would be
+/// correct, but a quarter slower.
 pub(crate) fn assert_on_line<const N: usize>(what: &str, memory: [&[f32]; N]) {
     for slice in memory {
         let address = slice.as_ptr().addr();
@@ -25,7 +25,7 @@ pub(crate) fn assert_on_line<const N: usize>(what: &str, memory: [&[f32]; N]) {
     }
 }
 
-/// A buffer that only grows.
+/// Growing buffer.
 #[derive(Debug, Default)]
 pub struct Scratch {
     lines: Vec<Line>,

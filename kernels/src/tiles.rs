@@ -1,14 +1,14 @@
-//! Cut of `[rows, C]`: into pieces for threads, and within a piece into tiles whose channels
-//! repeat.
+//! Partition of `[rows, C]` into pieces for threads, and of a piece into tiles with a repeating
+//! pattern of channels.
 //!
 //! In: rows, channels, slices.
-//! Out: calls of a kernel for a few hundred values at a time, whatever C is.
-//! Invariant: the cuts depend on (rows, C) only, never on the number of threads.
+//! Out: calls of a kernel with a few hundred values each, for any C.
+//! Invariant: the partition depends only on (rows, C).
 //!
-//! A tile is so many whole rows that its width is a multiple of 16 and at least [`TILE_MIN`]: with
-//! 3 channels the parameters of 112 rows lie side by side once, and the kernel runs over 336 values
-//! at a time. From 128 channels on a tile is up to [`COLUMNS_MAX`] channels of one row. The
-//! compiler's loop handles a tile; none is shorter but the last rows'.
+//! A tile consists of whole rows; its width is a multiple of 16 and at least [`TILE_MIN`]. With 3
+//! channels the parameters of 112 rows are repeated once, and the kernel runs over 336 values per
+//! call. From 128 channels on a tile has up to [`COLUMNS_MAX`] channels of one row. Only the last
+//! rows give a shorter tile.
 
 /// Lanes of the widest vector.
 const WIDE: usize = 16;

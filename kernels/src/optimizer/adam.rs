@@ -1,9 +1,9 @@
-//! Adam's moments of the gradient, and AdamW: its step with decoupled weight decay, in one pass.
+//! Adam's moments of the gradient, and AdamW's step with decoupled weight decay, in one pass.
 //!
-//! In: parameters, first and second moments, gradients, four flat slices.
-//! Out: parameters and moments, updated.
+//! In: four flat slices: parameters, first and second moments, gradients.
+//! Out: updated parameters and moments.
 //! Source: Kingma and Ba 2015 (1412.6980) for the moments and their correction; Loshchilov and
-//! Hutter 2019 (1711.05101) for the decay; the order of operations is that of PyTorch's
+//! Hutter 2019 (1711.05101) for the decay; the order of operations of PyTorch's
 //! `torch.optim.AdamW`.
 
 use rayon::prelude::*;
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::{PIECE_VALUES, check_lengths};
 use crate::simd::{Isa, Task, vectorized};
 
-/// Change of the moments by one update, and the direction that they give.
+/// Update of the moments, and the resulting direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamDirection {
     pub(super) first_share: f32,
@@ -46,15 +46,15 @@ impl AdamDirection {
     }
 }
 
-/// Returns the factors on the first moment and on the root of the second one in update number
-/// `num_updates`, from 1, which take away that both began at zero.
+/// Returns the factors on the first moment and on the root of the second one in update
+/// `num_updates`, from 1. They correct for the start of both moments at zero.
 pub fn corrections(betas: [f64; 2], num_updates: u64) -> [f64; 2] {
     let power = i32::try_from(num_updates).unwrap_or(i32::MAX);
     let [first, second] = betas.map(|beta| 1.0 - beta.powi(power));
     [first.recip(), second.sqrt().recip()]
 }
 
-/// One update; the same for every value.
+/// Numbers of one update, equal for all values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWUpdate {
     /// The step along the direction.
@@ -66,8 +66,8 @@ pub struct AdamWUpdate {
     pub direction: AdamDirection,
 }
 
-/// Applies one update: m, v = their means with the gradient and its square; w = kept · w −
-/// learning_rate · m̂ / (√v̂ + epsilon).
+/// Applies one update: m and v average the gradient and its square; w = kept · w − learning_rate ·
+/// m̂ / (√v̂ + epsilon).
 ///
 /// # Shapes
 /// Four slices of one length.
@@ -76,7 +76,7 @@ pub struct AdamWUpdate {
 /// If the lengths differ, or the processor lacks `isa`.
 ///
 /// # Differs from PyTorch
-/// By roundings: corrections are multiplied, not divided by.
+/// Only by rounding: corrections are multiplied instead of divided.
 pub fn step(
     isa: Isa,
     update: &AdamWUpdate,

@@ -1,10 +1,9 @@
-//! LAMB: Adam's direction and the decay, scaled, tensor by tensor, by the ratio of the parameters'
-//! norm to theirs.
+//! LAMB: Adam's direction plus weight decay, scaled per tensor by the ratio of norms.
 //!
-//! In: parameters, first and second moments, gradients of one tensor, flat slices.
-//! Out: parameters and moments, updated.
+//! In: flat slices of one tensor: parameters, first and second moments, gradients.
+//! Out: updated parameters and moments.
 //! Source: You et al. 2020, "Large Batch Optimization for Deep Learning" (1904.00962), algorithm 2
-//! with φ(x) = x; as in timm's `Lamb`.
+//! with φ(x) = x, as in timm's `Lamb`.
 
 use rayon::prelude::*;
 
@@ -17,7 +16,7 @@ use crate::simd::{Isa, Task, vectorized};
 /// Values whose squares are added while they are in the nearest cache.
 const BLOCK_VALUES: usize = 64 * LANES;
 
-/// One update; the same for every value.
+/// Numbers of one update, equal for all values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LambUpdate {
     /// The step along the direction.
@@ -30,12 +29,12 @@ pub struct LambUpdate {
     pub adapts: bool,
 }
 
-/// Applies one update: m, v as [`adam::step`](super::adam::step) has them; u = m̂ / (√v̂ + epsilon)
-/// + weight_decay · w; r = ‖w‖ / ‖u‖, 1 where a norm is 0; w −= learning_rate · r · u.
+/// Applies one update: m and v as in [`adam::step`](super::adam::step); u = m̂ / (√v̂ + epsilon) +
+/// weight_decay · w; r = ‖w‖ / ‖u‖, or 1 if a norm is 0; w −= learning_rate · r · u.
 ///
 /// # Shapes
-/// Five slices of one length, one whole tensor. `scratch` is given the direction u; what it held
-/// before is not looked at.
+/// Five slices of one length, one whole tensor. `scratch` receives the direction u; its content on
+/// entry is ignored.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.

@@ -1,18 +1,17 @@
-//! LARS: descent with momentum whose step is scaled, tensor by tensor, by the ratio of the
-//! parameters' norm to the gradient's.
+//! LARS: momentum SGD with a step scaled per tensor by the ratio of norms.
 //!
-//! In: parameters, velocities, gradients of one tensor, three flat slices.
-//! Out: parameters and velocities, updated.
+//! In: flat slices of one tensor: parameters, velocities, gradients.
+//! Out: updated parameters and velocities.
 //! Source: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional Networks"
-//! (1708.03888); as in timm's `Lars` the learning rate is outside the velocity, like that of
-//! PyTorch's `torch.optim.SGD`.
+//! (1708.03888). As in timm's `Lars` and PyTorch's `torch.optim.SGD`, the learning rate is outside
+//! the velocity.
 
 use super::sgd::{self, SgdUpdate};
 use super::{check_lengths, norm, trust_ratio};
 use crate::simd::Isa;
 
-/// Applies one update: r = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖), 1 where a norm is
-/// 0; g' = r · (g + weight_decay · w); the rest as [`sgd::step`] does with g'.
+/// Applies one update: r = trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖), or 1 if a norm is
+/// 0; g' = r · (g + weight_decay · w); then as [`sgd::step`] with g'.
 ///
 /// # Shapes
 /// Three slices of one length, one whole tensor.

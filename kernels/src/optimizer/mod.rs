@@ -1,10 +1,10 @@
-//! The updates of the optimizers: each in as few passes over a tensor as its rule allows.
+//! Updates of the optimizers, each in as few passes over a tensor as its rule allows.
 //!
-//! In: parameters, what the optimizer remembers of gradients, gradients: flat slices of one tensor,
-//! or of several where the rule looks at single values only.
-//! Out: the same slices, updated.
-//! Invariant: the same bits for any instruction set and number of threads, and where there are no
-//! norms as the plain loops (`reference`); norms are sums in f64 in one fixed order.
+//! In: flat slices of one tensor: parameters, state of the optimizer, gradients. Rules without
+//! norms also take several tensors at once.
+//! Out: the updated slices.
+//! Invariant: equal bits for any instruction set and number of threads. Rules without norms have
+//! the bits of the plain loops in `reference`. Norms are f64 sums in a fixed order.
 
 use rayon::prelude::*;
 

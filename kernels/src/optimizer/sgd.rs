@@ -1,16 +1,16 @@
-//! Stochastic gradient descent with momentum, Nesterov's form and weight decay in one pass.
+//! SGD with momentum, Nesterov momentum and weight decay in one pass.
 //!
-//! In: parameters, velocities, gradients, three flat slices.
-//! Out: parameters and velocities, updated.
+//! In: three flat slices: parameters, velocities, gradients.
+//! Out: updated parameters and velocities.
 //! Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep
-//! learning"; the order of operations is that of PyTorch's `torch.optim.SGD`.
+//! learning"; the order of operations of PyTorch's `torch.optim.SGD`.
 
 use rayon::prelude::*;
 
 use super::{PIECE_VALUES, check_lengths};
 use crate::simd::{Isa, Task, vectorized};
 
-/// One update; the same for every value.
+/// Numbers of one update, equal for all values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdUpdate {
     /// The step along the direction.
@@ -79,7 +79,7 @@ pub(super) fn descend(
     });
 }
 
-/// Does the same as [`step`], to the same bits, on the calling thread: for a thread next to a pool
+/// Does the same as [`step`], to the same bits, on the calling thread. For a thread outside a pool
 /// whose only thread waits for it.
 pub fn step_alone(
     isa: Isa,

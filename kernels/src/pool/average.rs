@@ -1,8 +1,8 @@
-//! The mean over all pixels.
+//! Global average pooling.
 //!
-//! In: `[N, pixels, C]`. Out: `[N, C]` in f32, and the gradient back.
-//! Invariant: pixels are added in order, in f32, at most 64 at a
-//! time (a 7x7 or 8x8 map whole); then these sums.
+//! In: `[N, pixels, C]`. Out: `[N, C]` in f32, and the gradient of the input.
+//! Invariant: pixels are added in order, in f32, at most 64 at a time (a whole 7x7 or 8x8 map);
+//! then these sums are added.
 
 use rayon::prelude::*;
 
@@ -16,7 +16,7 @@ const BLOCK: usize = 64;
 /// Channels whose sums stay in registers or the first-level cache.
 const COLUMNS: usize = 64;
 
-/// Means over all pixels of each image and channel.
+/// Computes the mean over all pixels for each image and channel.
 ///
 /// # Shapes
 /// `x`: `[N, pixels, channels]`. `y`: `[N, channels]`.

@@ -1,8 +1,8 @@
-//! The maximum of 3x3 windows, stride 2, padding 1.
+//! Max pooling of 3x3 windows, stride 2, padding 1.
 //!
 //! In: `[N, H, W, C]`.
 //! Out: `[N, (H+1)/2, (W+1)/2, C]` and the tap (0..9, row by row) of each maximum.
-//! Invariant: the first of equal values is chosen, and a NaN over all: as PyTorch does.
+//! Invariant: as in PyTorch, the first of equal values is chosen, and NaN before all others.
 
 use rayon::prelude::*;
 
@@ -66,7 +66,7 @@ impl MaxPoolShape {
     }
 }
 
-/// Computes maxima, and the tap 3·row + column of each for the backward pass.
+/// Computes the maxima, and the tap 3·row + column of each for the backward pass.
 ///
 /// # Shapes
 /// `x`: `[N, H, W, C]`. `y`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`.
@@ -104,7 +104,7 @@ pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E],
     });
 }
 
-/// Computes gradient of the input: each window's goes to the value it chose.
+/// Computes the gradient of the input: the gradient of a window goes to its maximum.
 ///
 /// # Shapes
 /// `dy`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`. `dx`: `[N, H, W, C]`, every value written.

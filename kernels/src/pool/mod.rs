@@ -1,10 +1,12 @@
 //! Global average pooling, and max pooling of 3x3 windows with stride 2 and padding 1;
 //! channels-last.
 //!
-//! In: `[N, H, W, C]`. Out: `[N, C]`; or `[N, (H+1)/2, (W+1)/2, C]` and where each maximum was.
-//! Invariant: every output value is computed by one thread, in one order: the same bits for any
-//! number of threads. The backward pass of max pooling gathers: an input pixel adds the gradients
-//! of the at most four windows that chose it, so that nothing is cleared or written twice.
+//! In: `[N, H, W, C]`. Out: `[N, C]`, or `[N, (H+1)/2, (W+1)/2, C]` with the position of each
+//! maximum.
+//! Invariant: one thread computes an output value in a fixed order, so the bits do not depend on
+//! the number of threads. The backward pass of max pooling gathers: an input pixel adds the
+//! gradients of up to four windows whose maximum it is. So no value is cleared first or written
+//! twice.
 //! Source: Lin et al., arXiv 1312.4400 (global average); the stem of He et al., arXiv 1512.03385,
 //! table 1. Plain versions: `reference`.
 

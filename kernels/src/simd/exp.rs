@@ -1,9 +1,9 @@
-//! The exponential function in plain f32 operations that every instruction set vectorizes alike.
+//! Exponential function in plain f32 operations, which every instruction set vectorises alike.
 //!
 //! In: any value.
-//! Out: e^x within 2 units in the last place; below -87 what it is there (1.6e-38), above 88 what
-//! it is there (1.7e38), and a NaN stays one.
-//! Invariant: no branch, no fused operation: the same bits everywhere.
+//! Out: e^x within 2 units in the last place. Values below -87 give e^-87 (1.6e-38), values above
+//! 88 give e^88 (1.7e38); NaN stays NaN.
+//! Invariant: no branch and no fused operation, so the bits are the same everywhere.
 //! Source: Cody and Waite 1980, "Software Manual for the Elementary Functions", for the reduction;
 //! the polynomial is that of Cephes' `expf`.
 

@@ -1,10 +1,8 @@
-//! The instruction sets of the processor, chosen once at run time, and the vector type that the
-//! kernels are generic over.
+//! Instruction sets of the CPU, chosen once at run time, and the vector type of the kernels.
 //!
-//! In: nothing; [`Isa::detect`] asks the processor once.
-//! Out: [`Isa`], a plain value that every operation takes; programs and tests may force one.
-//! Invariant: code for an instruction set is only reached through `Isa::run`, which asserts that
-//! the processor has it.
+//! In: nothing; [`Isa::detect`] asks the CPU once.
+//! Out: [`Isa`], a plain value that every operation takes. Programs and tests may force one.
+//! Invariant: only `Isa::run`, which checks the CPU, reaches the code of an instruction set.
 
 mod amx;
 #[cfg(target_arch = "x86_64")]

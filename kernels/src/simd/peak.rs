@@ -1,4 +1,4 @@
-//! The rate of multiply-adds between registers only: the roof that the benchmarks compare with.
+//! Peak rate of multiply-adds between registers, as the bound in benchmarks.
 
 use super::{GenericWork, Isa, Kernel, Simd};
 use std::hint::black_box;
@@ -7,8 +7,8 @@ use std::time::Instant;
 const CHAINS: usize = 12;
 const ROUNDS: usize = 200_000;
 
-/// Returns measured multiply-adds of registers of one core, in GFLOP/s; the best of `repetitions`
-/// runs of about a millisecond.
+/// Returns the measured rate of multiply-adds between registers of one core, in GFLOP/s: the best
+/// of `repetitions` runs of about a millisecond.
 ///
 /// # Panics
 /// If the processor lacks `isa`.

@@ -1,10 +1,9 @@
-//! Plain safe loops, compiled once for each instruction set; the compiler finds the vectors.
+//! Plain safe loops, compiled once for each instruction set; the compiler vectorises them.
 //!
 //! In: a [`Task`].
 //! Out: its result.
-//! Invariant: the same bits for every instruction set, since rustc never contracts `a * b + c` and
-//! never reorders additions. For work that moves memory: there it is as fast as intrinsics, and
-//! safe (`examples/kernels`).
+//! Invariant: equal bits for every instruction set, because rustc neither contracts `a * b + c` nor
+//! reorders additions. For memory-bound work this is as fast as intrinsics (`examples/kernels`).
 
 use super::Isa;
 

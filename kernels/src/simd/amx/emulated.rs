@@ -1,8 +1,8 @@
-//! Tiles in plain Rust, with the processor's semantics.
+//! Tiles in plain Rust, with the semantics of the CPU.
 //!
 //! In, out: as [`Tiles`].
-//! Invariant: rounds as the Software Developer's Manual says: to the nearest, ties to even; inputs
-//! and results that are subnormal are zero.
+//! Invariant: rounds to nearest, ties to even; subnormal inputs and results are zero, as in the
+//! Software Developer's Manual.
 
 use super::{TILE_ROWS, Tiles, has_given_rows};
 use crate::simd::value_of;

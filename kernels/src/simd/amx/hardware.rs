@@ -1,9 +1,8 @@
-//! Tiles by the processor's instructions.
+//! Tiles by the instructions of the CPU.
 //!
 //! In, out: as [`Tiles`].
-//! Invariant: reached only where [`is_available`]. The compiler uses no tile registers, since
-//! nothing is compiled with AMX as a target feature: they keep their values from one instruction
-//! written here to the next.
+//! Invariant: used only if [`is_available`]. No code is compiled with AMX as a target feature, so
+//! the compiler uses no tile registers: they keep their values between these instructions.
 
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid_count, _xgetbv};

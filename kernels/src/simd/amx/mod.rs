@@ -1,11 +1,11 @@
-//! Tiles: registers of 16 rows of 64 bytes, and products of two of them (AMX-BF16, Sapphire Rapids
+//! Tiles: registers of 16 rows of 64 bytes, and products of two tiles (AMX-BF16, Sapphire Rapids
 //! and later).
 //!
-//! In: a processor that has them; elsewhere, and to check it, an emulation in plain Rust.
+//! In: a CPU with tiles, or an emulation in plain Rust, which also checks the CPU.
 //! Out: [`Tiles`].
-//! Invariant: [`is_available`] only if a product by instructions has equalled the emulation's in
-//! this process, so that no wrong encoding or layout can spoil a result. Tested on hardware:
-//! bit-equal to the emulation also where products and sums are rounded or subnormal.
+//! Invariant: [`is_available`] returns true only if a product by instructions equalled the
+//! emulation's in this process. So a wrong encoding or layout cannot spoil a result. On hardware
+//! the bits were equal also for rounded and subnormal products and sums.
 //! Source: Intel, Software Developer's Manual, volume 2, LDTILECFG, TILELOADD, TDPBF16PS; Linux,
 //! `arch/x86/xstate.rst`.
 

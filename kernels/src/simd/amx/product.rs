@@ -1,9 +1,9 @@
-//! One product of tiles, the same for every implementation: what the instructions are checked by.
+//! One product of tiles that is equal for every implementation, to check the instructions.
 //!
-//! In: an implementation.
+//! In: an implementation of tiles.
 //! Out: four sums.
-//! Invariant: whole numbers below 2^24, so that no rounding can hide an error of layout or make a
-//! difference of one.
+//! Invariant: whole numbers below 2^24, so rounding can neither hide an error of layout nor cause a
+//! difference.
 
 use super::{TILE_ROWS, TILE_VALUES, Tiles};
 use crate::simd::bits_of;
