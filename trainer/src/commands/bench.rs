@@ -6,6 +6,7 @@
 
 use anyhow::Result;
 
+use super::output;
 use crate::config::cli::BenchArgs;
 use crate::config::{BenchConfig, Family, ScalingKind};
 use crate::measure::report::lines;
@@ -24,9 +25,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
     let watchdog = world.watch(config.sync.timeout())?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
-    if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
-        records::file::check_replaceable(path)?;
-    }
+    let profile_output = output("--profile-output", args.profile_output.as_ref(), world)?;
     let Some(mut measurement) = measure::<F>(&config, world)? else {
         return world.end_watch(watchdog);
     };
@@ -35,7 +34,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let Measurement {
         result, profile, ..
     } = &measurement;
-    if let Some(path) = config.profile_output.as_deref().filter(|_| world.is_root()) {
+    if let Some(path) = &profile_output {
         records::file::replace_json(path, profile)?;
         world.reporter.note(&format!(
             "step written to {}, for predict-scaling --profile",
@@ -52,7 +51,7 @@ pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
         )?;
         world.reporter.notes(&forecast_lines(&forecast));
     }
-    if config.json {
+    if args.json {
         world.reporter.json(result)?;
     }
     world.end_watch(watchdog)

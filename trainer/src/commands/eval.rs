@@ -6,7 +6,7 @@ use distributed::watchdog::Phase;
 use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
-use crate::config::{EvalConfig, Family, WeightSource};
+use crate::config::{EvalConfig, Family, WeightSource, timeout};
 use crate::model::data::{self, OpenedSplit};
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
 use crate::model::loss;
@@ -34,7 +34,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
         WeightSource::File(_) => Some(EvalConfig::resolve(args, &family, None)?),
         WeightSource::Checkpoint(_) => None,
     };
-    let watchdog = world.watch(EvalConfig::timeout(args)?)?;
+    let watchdog = world.watch(timeout(args.timeout)?)?;
     let source = if of_flags.is_some() {
         "--weights"
     } else {

@@ -3,6 +3,13 @@
 //! In: flags as typed and the world this process belongs to. Out: what each command prints or
 //! writes.
 
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use crate::config::file_name;
+use crate::world::ranks::World;
+
 pub mod bench;
 pub mod doctor;
 pub mod eval;
@@ -16,3 +23,15 @@ pub mod shard;
 pub mod train;
 pub mod verify;
 pub mod verify_run;
+
+/// Returns the file of an output flag on root, and refuses one that cannot be written.
+fn output(option: &'static str, path: Option<&PathBuf>, world: &World) -> Result<Option<PathBuf>> {
+    let path = file_name(option, path)?;
+    if !world.is_root() {
+        return Ok(None);
+    }
+    if let Some(path) = &path {
+        records::file::check_replaceable(path)?;
+    }
+    Ok(path)
+}

@@ -10,8 +10,9 @@ use anyhow::Result;
 use distributed::Communicator;
 use records::Environment;
 
+use super::output;
+use crate::config::NetbenchConfig;
 use crate::config::cli::NetbenchArgs;
-use crate::config::{NetbenchConfig, file_name};
 use crate::measure::manifest::cpu_model;
 use crate::run::identity;
 use crate::world::ranks::World;
@@ -26,10 +27,7 @@ pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let config = NetbenchConfig::resolve(args, world.communicator.world_size())?;
     let watchdog = world.watch(config.timeout)?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
-    let output = file_name("--output", args.output.as_ref())?.filter(|_| world.is_root());
-    if let Some(path) = &output {
-        records::file::check_replaceable(path)?;
-    }
+    let output = output("--output", args.output.as_ref(), world)?;
     let environment = environment(&*world.communicator)?;
     let reporter = &world.reporter;
     reporter.notes(&netbench::heading_lines(&environment));

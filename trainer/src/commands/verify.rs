@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use super::output;
 use super::train::train;
 use crate::config::cli::VerifyArgs;
-use crate::config::{Family, file_name, invalid};
+use crate::config::{Family, invalid};
 use crate::measure::report::ConsoleLook;
 use crate::model::network::ResNetFamily;
 use crate::tools::check::{self, Checked, Verdict};
@@ -29,10 +30,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         return Err(invalid("--data-dir", "a folder", folder.display()).into());
     }
     let compute = args.compute.decide_for(&Family::RESNET)?;
-    let output = file_name("--output", args.output.as_ref())?;
-    if let Some(path) = &output {
-        records::file::check_replaceable(path)?;
-    }
+    let output = output("--output", args.output.as_ref(), world)?;
     let look = ConsoleLook::of_stdout();
     let reporter = &world.reporter;
     let begin = |name: &str| reporter.note(&format!("checking {name} ..."));

@@ -46,11 +46,7 @@ pub struct BenchConfig {
     #[serde(skip)]
     pub simulation: Option<SimulationConfig>,
     #[serde(skip)]
-    pub profile_output: Option<PathBuf>,
-    #[serde(skip)]
     pub export_job: Option<PathBuf>,
-    #[serde(skip)]
-    pub json: bool,
 }
 
 impl BenchConfig {
@@ -131,9 +127,7 @@ impl BenchConfig {
             compute,
             model_name,
             simulation,
-            profile_output: file_name("--profile-output", args.profile_output.as_ref())?,
             export_job: directory_name("--export-job", args.export_job.as_ref())?,
-            json: args.json,
         })
     }
 

@@ -13,7 +13,6 @@ use crate::config::choices::Split;
 use crate::config::cli::{DataArgs, EvalArgs, ModelSection, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Source of the parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,7 +79,7 @@ impl EvalConfig {
     ) -> Result<Self, ConfigError> {
         options::expect_ranges(args)?;
         let compute = args.compute.decide_for(family)?;
-        let timeout = Self::timeout(args)?.as_secs();
+        let timeout = timeout(args.timeout)?.as_secs();
         let weights = Self::weights(args)?;
         let (model, (data, train_split), seed) = match &weights {
             WeightSource::File(_) => {
@@ -135,14 +134,6 @@ impl EvalConfig {
             (Some(path), None) => Ok(WeightSource::File(path.clone())),
             (None, Some(path)) => Ok(WeightSource::Checkpoint(path.clone())),
         }
-    }
-
-    /// Returns the longest wait for another rank; known before a checkpoint is read.
-    ///
-    /// # Errors
-    /// When it is 0.
-    pub fn timeout(args: &EvalArgs) -> Result<Duration, ConfigError> {
-        timeout(args.timeout)
     }
 
     /// Returns what must be equal on all ranks, as (option, value).

@@ -192,19 +192,17 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
     let mut networks: Vec<NamedNetwork> = Vec::new();
     for text in &given {
         // A comma separates latency and bandwidth, and also names in a list.
-        let first = text.split(',').next().unwrap_or_default().trim();
-        let begins_with_latency = first.starts_with(|c: char| c.is_ascii_digit())
-            && first.parse::<NetworkModel>().is_err();
-        let is_whole = text.parse::<NetworkModel>().is_ok()
-            || begins_with_latency
-            || names_a_measurement(text) && !text.contains(',');
-        let texts: Vec<&str> = if is_whole {
-            vec![text]
-        } else {
-            text.split(',').collect()
+        let text = text.trim();
+        let first = text.split(',').next().unwrap_or_default();
+        let given = match named("--network", text) {
+            Ok(network) => vec![network],
+            Err(_) if first != text && named("--network", first).is_ok() => text
+                .split(',')
+                .map(|text| named("--network", text.trim()))
+                .collect::<Result<_, _>>()?,
+            Err(error) => return Err(error),
         };
-        for text in texts.into_iter().map(str::trim) {
-            let mut network = named("--network", text)?;
+        for mut network in given {
             if let Some(ranks) = ranks_per_node {
                 let link = network.model.node.map_or(Link::MEMORY, |node| node.link);
                 network.model.node = None;
@@ -216,7 +214,8 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
                 false => networks.push(network),
                 true => {
                     let expected = "networks with different names".to_owned();
-                    return Err(invalid("--network", expected, format!("{text} twice")));
+                    let got = format!("{} twice", network.name);
+                    return Err(invalid("--network", expected, got));
                 }
             }
         }

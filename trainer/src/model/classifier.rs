@@ -61,17 +61,6 @@ pub fn expect_logits(logits: Tensor<2>, labels: &[u32]) -> Result<Tensor<2>> {
     Ok(logits.cast(FloatDType::F32))
 }
 
-/// Returns the loss and the right answers of one batch, read from the device.
-///
-/// # Shapes
-/// `logits`: `[N, K]`, detached; `loss_sum`: of the same samples.
-///
-/// # Errors
-/// When the logits cannot be read.
-pub fn score(logits: Tensor<2>, loss_sum: Tensor<1>, labels: &[u32]) -> Result<ScoreSums> {
-    UnreadScore::new(logits, loss_sum, labels.to_vec()).read()
-}
-
 /// The results of one batch that a device may still be computing.
 #[derive(Debug)]
 pub struct UnreadScore {
@@ -85,7 +74,7 @@ impl UnreadScore {
     /// they are read.
     ///
     /// # Shapes
-    /// As [`score`].
+    /// `logits`: `[N, K]`, detached; `loss_sum`: of the same samples.
     pub fn new(logits: Tensor<2>, loss_sum: Tensor<1>, labels: Vec<u32>) -> Self {
         Self {
             logits: logits.into_data(),

@@ -17,7 +17,6 @@ mod predict_scaling;
 mod sections;
 mod sync;
 mod tools;
-mod verify;
 
 pub use family::{ModelSection, TakesModel, WithModel};
 pub use optimizer::OptimizerArgs;
@@ -27,9 +26,9 @@ pub use sections::{
 };
 pub use sync::SyncArgs;
 pub use tools::{
-    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, WatchArgs,
+    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, VerifyArgs,
+    VerifyRunArgs, WatchArgs,
 };
-pub use verify::{VerifyArgs, VerifyRunArgs};
 
 use crate::config::choices::{BatchNormKind, Split};
 use clap::error::{ContextKind, ContextValue};

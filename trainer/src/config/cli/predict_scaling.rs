@@ -1,11 +1,5 @@
 //! Flags of `trainer predict-scaling`.
 
-#![allow(
-    rustdoc::invalid_html_tags,
-    rustdoc::broken_intra_doc_links,
-    reason = "the comments here are texts of --help"
-)]
-
 use crate::config::choices::{OnOff, ScalingKind};
 use crate::config::cli::{ComputeArgs, ModelSection};
 use clap::Args;

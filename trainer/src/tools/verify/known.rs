@@ -21,10 +21,10 @@ use safetensors::tensor::Dtype;
 use super::{Subject, of_largest, relative_l2};
 use crate::config::cli::ModelArgs;
 use crate::measure::metrics::ScoreSums;
+use crate::model::UnreadScore;
 use crate::model::family::ModelRequest;
 use crate::model::loss::{CrossEntropy, Loss as _};
 use crate::model::network::resnet;
-use crate::model::score;
 use crate::tools::check::{Compared, Finding, Skipped};
 
 const FIXTURE: &str = "resnet8.safetensors";
@@ -72,11 +72,8 @@ pub(super) fn answer(subject: &Subject<'_>) -> Result<Finding> {
             let labels = batch.labels.clone();
             let batch = batch.to_device(&subject.device);
             let logits = model.forward(batch.images);
-            sums += score(
-                logits.clone(),
-                CrossEntropy::default().sum(logits, batch.targets),
-                &labels,
-            )?;
+            let loss_sum = CrossEntropy::default().sum(logits.clone(), batch.targets);
+            sums += UnreadScore::new(logits, loss_sum, labels).read()?;
         }
     }
     Ok(Finding::compared(vec![
