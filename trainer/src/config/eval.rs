@@ -4,15 +4,19 @@
 //! Invariant: as in [`super`], an option without effect is refused.
 
 use super::compute::ComputeSection;
-use super::data::{DataSection, TrainSplitSection};
-use super::error::{ConfigError, conflict, missing, no_effect};
+use super::data::{DataSection, DatasetChoice, TrainSplitSection};
+use super::error::{ConfigError, conflict, invalid, missing, no_effect};
 use super::family::Family;
 use super::sync::timeout;
 use super::{TrainConfig, file, options, shared_settings};
 use crate::config::choices::Split;
 use crate::config::cli::{DataArgs, EvalArgs, ModelSection, TrainSplitArgs};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+/// Largest memory for images drawn because a checkpoint asks for them: the file is not trusted.
+const MAX_DRAWN_BYTES: usize = 4 << 30;
 
 /// Source of the parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,12 +59,11 @@ pub struct EvalConfig {
     pub weights: WeightSource,
 }
 
-/// The sections that `eval` shares with `train`, to lay its flags over the options of a run.
-#[derive(Serialize, Deserialize)]
+/// The sections of a run that `eval` needs.
+#[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct DataSections {
     data: DataArgs,
-    #[serde(default)]
     train_split: TrainSplitArgs,
 }
 
@@ -194,18 +197,8 @@ fn data_like(
     trained: &TrainConfig,
     args: &EvalArgs,
 ) -> Result<(DataSection, TrainSplitSection), ConfigError> {
-    let below = trained.to_args();
-    let typed = DataSections {
-        data: args.data.clone(),
-        train_split: TrainSplitArgs::default(),
-    };
-    let DataSections { data, train_split } = file::laid_over(
-        &DataSections {
-            data: below.data,
-            train_split: below.train_split,
-        },
-        &typed,
-    )?;
+    let typed = BTreeMap::from([("data", &args.data)]);
+    let DataSections { data, train_split } = file::laid_over(&trained.sections, &typed)?;
     let val_fraction = train_split.val_fraction;
     let needs_train = match args.split {
         Some(Split::Train) => true,
@@ -215,11 +208,26 @@ fn data_like(
     };
     // One training image is drawn where none is measured, as no split is empty.
     let drawn = |number: Option<usize>| if needs_train { number } else { Some(1) };
-    data.decide_with(TrainSplitArgs {
+    let (data, split) = data.decide_with(TrainSplitArgs {
         shapes_train: drawn(train_split.shapes_train),
         synthetic_train: drawn(train_split.synthetic_train),
         limit_train: train_split.limit_train.filter(|_| needs_train),
         val_fraction,
         ..TrainSplitArgs::default()
-    })
+    })?;
+    let is_typed = args.data.shapes_test.or(args.data.synthetic_test).is_some();
+    let num_test = match data.dataset {
+        DatasetChoice::Shapes { shapes_test, .. } if !is_typed => shapes_test,
+        DatasetChoice::Synthetic { synthetic_test, .. } if !is_typed => synthetic_test,
+        _ => 0,
+    };
+    let num_images = num_test + split.num_made();
+    if num_images * 3 * data.image_size().pow(2) > MAX_DRAWN_BYTES {
+        return Err(invalid(
+            "--shapes-test or --synthetic-test",
+            format!("at most {MAX_DRAWN_BYTES} bytes of images, or the number as a flag"),
+            format!("the checkpoint's {num_images} images"),
+        ));
+    }
+    Ok((data, split))
 }

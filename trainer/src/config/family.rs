@@ -73,8 +73,8 @@ impl Family {
         self.name == Self::RESNET.name
     }
 
-    /// Fills the gaps of `section` and refuses what the family has not; the model's name, for run
-    /// directories and reports.
+    /// Applies the defaults to `section` and refuses unknown flags. Returns the name of the model, for
+    /// run directories and reports.
     pub(super) fn decide(&self, section: &mut ModelSection) -> Result<String, ConfigError> {
         if let Some(Value::String(family)) = section.0.remove(FAMILY) {
             self.expect("[model] family", &family)?;
@@ -88,7 +88,7 @@ impl Family {
         Ok(name)
     }
 
-    /// Refuses the models of another family; `source` is what they are from.
+    /// Refuses a model of another family; `source` is the option that names it.
     pub(super) fn expect(&self, source: &'static str, family: &str) -> Result<(), ConfigError> {
         if family == self.name {
             return Ok(());
@@ -137,7 +137,7 @@ fn names(add: fn(Command) -> Command) -> Vec<String> {
         .collect()
 }
 
-/// Fills the flags of a model by `fill`; they and the model's name.
+/// Applies the defaults of `fill` to the flags of a model; returns the flags and the model's name.
 pub(crate) fn decided<A: Serialize + DeserializeOwned>(
     flags: Table,
     fill: impl Fn(&mut A) -> Result<(), ConfigError>,
@@ -162,7 +162,7 @@ fn expect_plain(name: &str) -> Result<(), ConfigError> {
 }
 
 impl ModelSection {
-    /// The flags as their family has them.
+    /// Reads the flags as the type of their family.
     ///
     /// # Errors
     /// When they are of another family.
@@ -175,7 +175,7 @@ impl ModelSection {
         read.map_err(|error: toml::de::Error| file::syntax("[model]", error))
     }
 
-    /// The family of a section that was saved.
+    /// Returns the family of a saved section.
     pub fn family(&self) -> &str {
         self.0
             .get(FAMILY)
@@ -183,14 +183,14 @@ impl ModelSection {
             .unwrap_or(Family::RESNET.name)
     }
 
-    /// A flag that is given.
+    /// Returns a given flag.
     pub(super) fn first_flag(&self) -> Option<String> {
         self.0.keys().next().map(|key| format!("--{key}"))
     }
 }
 
 impl<A: Args + Serialize, C: TakesModel> WithModel<A, C> {
-    /// The flags of the command, with those of the model by key.
+    /// Returns the flags of the command, with the model's flags by key.
     ///
     /// # Errors
     /// When a number is too large for TOML.

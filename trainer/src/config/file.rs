@@ -73,7 +73,7 @@ pub(super) fn remove(table: &mut Table, names: &[&str]) {
     }
 }
 
-/// The flags laid over the file's options.
+/// Returns the flags laid over the options of a file.
 pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
     let mut args: TrainArgs = laid_over(file, flags)?;
     args.resume = flags.resume;
@@ -81,7 +81,7 @@ pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, C
     Ok(args)
 }
 
-/// `flags` over `below`, both made of the same sections, read as `T`.
+/// Reads `flags` laid over `below` as `T`; both have the same sections.
 pub(super) fn laid_over<T: DeserializeOwned>(
     below: &impl Serialize,
     flags: &impl Serialize,
@@ -95,7 +95,7 @@ pub(super) fn laid_over<T: DeserializeOwned>(
     let is_alike = kinds
         .iter()
         .all(|kind| kind.is_some_and(DatasetKind::is_of_files));
-    // What the flags of another family of models mean to each other only that family knows.
+    // Only the family knows how flags of a custom model depend on each other.
     let is_custom = get(&below, "family").is_some();
     let changes = |choice: &str| {
         let typed = get(&flags, choice);

@@ -78,7 +78,7 @@ fn flags(text: &str, args: &SyncArgs, most_ranks: usize) -> Option<SyncArgs> {
     (is_simulated && parts.next().is_none()).then_some(args)
 }
 
-/// The method in one word.
+/// Returns the method in one word.
 pub fn scaling_method_name(method: &SyncMethod) -> String {
     let at = |placement: PlacementKind| match placement {
         PlacementKind::Beside => "",

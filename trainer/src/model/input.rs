@@ -27,7 +27,7 @@ pub type Loaded<B> = Result<LoadedStep<B>, DatasetError>;
 /// of another thread overlap with the computation. All threads share this stream: each stream keeps
 /// its own memory, and each epoch has a thread.
 ///
-/// What burn and cubecl (0.22.1, 0.11.3) do where a tensor of this stream is used in another one,
+/// burn and cubecl (0.22.1, 0.11.3) do the following if a tensor of this stream is used in another,
 /// by their sources:
 /// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits for an event
 ///   of the stream that wrote, on the device, not on the host. What it uses is kept until it has used

@@ -416,7 +416,7 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
     });
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(
-        text.contains("--shapes-test: expected at most 4294967296 bytes of images"),
+        text.contains("--synthetic-test: expected at most 4294967296 bytes of images"),
         "{text}"
     );
     assert_eq!(

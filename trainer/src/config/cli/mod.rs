@@ -204,7 +204,7 @@ pub struct EvalArgs {
     pub checkpoint: Option<PathBuf>,
 
     /// Split to measure [default: test, else val]
-    #[arg(long, value_name = "SPLIT", conflicts_with = "eval_split")]
+    #[arg(long, conflicts_with = "eval_split")]
     pub split: Option<Split>,
 
     /// Samples of one rank in one forward pass [default: 128]
@@ -277,7 +277,7 @@ pub struct BenchArgs {
     pub grad_accum_steps: Option<usize>,
 
     /// Measured steps [default: 20]
-    #[arg(long, value_name = "STEPS")]
+    #[arg(long)]
     pub steps: Option<usize>,
 
     /// Steps before the measured ones [default: 3; on a GPU 5]
@@ -317,7 +317,7 @@ pub struct BenchArgs {
     pub profile_output: Option<PathBuf>,
 
     /// Seed of the weights and pixels [default: 0]
-    #[arg(long, value_name = "SEED", value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(..=i64::MAX as u64))]
     pub seed: Option<u64>,
 
     /// Print one JSON object as the last line [default: off]

@@ -15,11 +15,11 @@ pub struct PredictScalingArgs {
     pub profile: Option<Vec<PathBuf>>,
 
     /// Networks: ib-edr, 10gbe, 50us,113MB/s, a netbench .json [default: ib-edr,10gbe,1gbe]
-    #[arg(long, value_name = "NETWORK")]
+    #[arg(long)]
     pub network: Option<Vec<String>>,
 
     /// Numbers of training ranks, comma-separated [default: 1,2,4,8,16,32,64,128,256,512,1024]
-    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub ranks: Option<Vec<usize>>,
 
     /// Ranks on each node, which share memory [default: as --network says, else 1]
@@ -27,7 +27,7 @@ pub struct PredictScalingArgs {
     pub ranks_per_node: Option<usize>,
 
     /// Methods, comma-separated, such as allreduce:ring, exact, local-sgd:8 [default: nine of them]
-    #[arg(long, value_name = "METHODS", value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub methods: Option<Vec<String>>,
 
     /// Batch that stays the same as ranks are added [default: weak]
@@ -63,7 +63,7 @@ pub struct PredictScalingArgs {
     pub batch_size_per_rank: Option<usize>,
 
     /// Steps that are measured now [default: 20]
-    #[arg(long, value_name = "STEPS")]
+    #[arg(long)]
     pub steps: Option<usize>,
 
     /// Steps before the measured ones [default: 3; on a GPU 5]

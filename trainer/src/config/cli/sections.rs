@@ -243,7 +243,7 @@ pub struct BatchArgs {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ScheduleArgs {
     /// Passes over the train split [default: 5; cifar 200; image files 90]
-    #[arg(long, value_name = "EPOCHS")]
+    #[arg(long)]
     pub epochs: Option<u64>,
 
     /// Epochs of the whole schedule, where they differ from --epochs [default: --epochs]
@@ -286,7 +286,7 @@ pub struct RunArgs {
     pub max_skipped_steps: Option<u64>,
 
     /// Seed of the weights, the order of the samples and the augmentation [default: 0]
-    #[arg(long, value_name = "SEED", value_parser = value_parser!(u64).range(..=MAX_SEED))]
+    #[arg(long, value_parser = value_parser!(u64).range(..=MAX_SEED))]
     pub seed: Option<u64>,
 
     /// Start the last normalisation of every block at zero [default: off]
@@ -363,7 +363,7 @@ pub struct RunArgs {
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ComputeArgs {
     /// Device: flex or ndarray (CPU), cuda or cuda:INDEX [default: cuda if present, else flex]
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long)]
     pub device: Option<DeviceChoice>,
 
     /// Place where images are cropped, flipped and normalised [default: device for cuda, else host]
@@ -371,11 +371,11 @@ pub struct ComputeArgs {
     pub input: Option<InputKind>,
 
     /// Kernel implementation [default: fused]
-    #[arg(long, value_name = "KERNELS")]
+    #[arg(long)]
     pub kernels: Option<Kernels>,
 
     /// Number format of activations and their gradients; all else is f32 [default: f32]
-    #[arg(long, value_name = "DTYPE")]
+    #[arg(long)]
     pub dtype: Option<Activations>,
 
     /// Algorithm of Lockstep's own convolutions [default: auto]
@@ -391,6 +391,6 @@ pub struct ComputeArgs {
     pub cpu: Option<CpuKind>,
 
     /// Compute threads of a rank [default: the rank's share of the CPUs]
-    #[arg(long, value_name = "THREADS")]
+    #[arg(long)]
     pub threads: Option<usize>,
 }

@@ -50,7 +50,7 @@ pub struct SyncArgs {
     pub compress_warmup_steps: Option<u64>,
 
     /// Parameter servers, which share the parameters by size [default: 1]
-    #[arg(long, value_name = "SERVERS")]
+    #[arg(long)]
     pub servers: Option<usize>,
 
     /// Ranks that are parameter servers [default: beside]

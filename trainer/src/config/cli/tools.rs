@@ -49,7 +49,6 @@ pub struct ShardArgs {
 #[derive(Debug, Clone, Args)]
 pub struct WatchArgs {
     /// Directory of a run, or the id of a Slurm job of `slurm submit`
-    #[arg(value_name = "RUN")]
     pub run: String,
 
     /// Print the page once [default: off, until q is pressed]
@@ -65,7 +64,7 @@ pub struct WatchArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct NetbenchArgs {
     /// Sizes, comma-separated, bytes, KiB or MiB [default: powers of 4 from 1 to 64MiB]
-    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = bytes)]
+    #[arg(long, value_delimiter = ',', value_parser = bytes)]
     pub sizes: Option<Vec<usize>>,
 
     /// Largest of the default sizes, bytes, KiB or MiB [default: 64MiB]
@@ -77,11 +76,11 @@ pub struct NetbenchArgs {
     pub seconds_per_point: Option<f64>,
 
     /// Largest number of pairs of nodes (on one node, of ranks) [default: 28]
-    #[arg(long, value_name = "PAIRS")]
+    #[arg(long)]
     pub pairs: Option<usize>,
 
     /// Numbers of ranks for the collectives, comma-separated [default: all ranks]
-    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',')]
     pub ranks: Option<Vec<usize>>,
 
     /// Algorithms of all-reduce, comma-separated [default: all but nccl]
@@ -128,7 +127,6 @@ pub struct DoctorArgs {
 #[derive(Debug, Clone, Args)]
 pub struct CompletionsArgs {
     /// Shell
-    #[arg(value_name = "SHELL")]
     pub shell: Shell,
 }
 
@@ -172,11 +170,10 @@ pub struct VerifyArgs {
 #[derive(Debug, Clone, Default, Args)]
 pub struct VerifyRunArgs {
     /// Output directory of the run, finished or stopped
-    #[arg(value_name = "RUN")]
     pub run: PathBuf,
 
     /// Steps of the first epoch to repeat [default: 20, or the epoch if it is shorter]
-    #[arg(long, value_name = "STEPS")]
+    #[arg(long)]
     pub steps: Option<u64>,
 
     /// Current folder of the images [default: as the run]

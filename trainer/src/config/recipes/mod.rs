@@ -1,7 +1,7 @@
 //! Published trainings by name: options as a TOML file has them, below all that is typed.
 //!
-//! In: a name. Out: [`TrainArgs`]. Invariant: what a recipe says are ordinary options, which are
-//! printed, saved and changed as such.
+//! In: a name. Out: [`TrainArgs`]. Invariant: the options of a recipe are printed, saved and changed
+//! as ordinary options.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub enum Recipe {
 }
 
 impl Recipe {
-    /// Its options; the model is left out for a program of another family.
+    /// Returns the options, without the model in a program of another family.
     pub(super) fn options(self, family: &Family) -> Result<TrainArgs, ConfigError> {
         let text = match self {
             Self::CifarResnet18 => include_str!("cifar-resnet18.toml"),
