@@ -11,8 +11,8 @@ use crate::tools::check::Verdict;
 use crate::tools::doctor;
 use crate::world::ranks::World;
 
-/// Examines the world, the machines, the data and the output directory. Returns 1 on all ranks if a check failed, else
-/// 0. Of tasks that form separate worlds, only the first one examines, fails and prints.
+/// Examines the world, the machines, the data and the output directory. Returns 1 on all ranks if a
+/// check failed, else 0. If tasks form separate worlds, only the first task examines and prints.
 /// Collective: all ranks.
 ///
 /// # Errors

@@ -85,10 +85,9 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         .as_ref()
         .context("predict: the checkpoint has no description of its input")?
         .input;
-    let num_classes = input.class_names.len();
     let request = ModelRequest {
         in_channels: input.channels,
-        ..ModelRequest::new(num_classes, &compute, &device)
+        ..ModelRequest::new(input.class_names.len(), &compute, &device)
     };
     let model = saved.model::<F>(&trained.model_of(&Family::of::<F>())?, &request, world)?;
     let shape = ImageShape {

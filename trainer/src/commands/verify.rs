@@ -14,11 +14,10 @@ use crate::tools::check::{self, Checked, Verdict};
 use crate::tools::verify;
 use crate::world::ranks::World;
 
-/// Makes the checks. Returns 1 if one failed, else 0, also if all were skipped; the last line shows which.
+/// Makes the checks. Returns 1 if a check failed, else 0. The last line counts skipped checks.
 ///
 /// # Errors
-/// When there is more than one rank, flags contradict each other, the device does not exist, or the file cannot be
-/// written.
+/// If flags contradict each other, the device does not exist, or the file cannot be written.
 pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     let names = verify::names();
     for name in args.only.iter().flatten() {

@@ -1,6 +1,7 @@
-//! `trainer verify-run`: whether the first steps of a run, repeated here, have its bits.
+//! `trainer verify-run`: repeats the first steps of a run and compares the bits.
 //!
-//! In: a run's directory. Out: a line, and a separate exit code if a hash differs. Invariant: the run's files are only read.
+//! In: a run's directory. Out: a line, and a separate exit code if a hash differs.
+//! Invariant: the run's files are only read.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ struct Original {
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When the run recorded no hashes, had another number of ranks or independent ranks, or a step fails.
+/// If the run recorded no hashes, had another number of ranks or independent ranks, or a step fails.
 pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result<ExitCode> {
     let communicator = &*world.communicator;
     let Original { options, recording } = found_by_root(communicator, || original(&args.run))?;
@@ -89,7 +90,8 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
             got >= num_steps,
             "verify-run: stopped by a signal (expected {num_steps} steps, got {got}). Start it again."
         );
-        // Options that the repetition leaves out are no difference; neither is `--resume`, which run.toml does not contain.
+        // Options that the repetition leaves out do not count, nor does `--resume`, which run.toml
+        // does not contain.
         let hashes = [false, true].map(|resume| config.clone().resuming(resume).hash());
         let was = &recording.manifest.config_hash;
         again.manifest.config_hash = if hashes.contains(was) {
@@ -173,7 +175,8 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
     Ok(())
 }
 
-/// Returns the flags of the run for another directory, without the options that only cost time or write files for others.
+/// Returns the flags of the run for another directory, without options that only cost time or write
+/// files for others.
 fn repetition(config: &TrainConfig, directory: &Path) -> TrainArgs {
     let mut args = config.to_args();
     args.run.output_dir = Some(directory.to_owned());

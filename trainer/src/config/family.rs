@@ -73,8 +73,8 @@ impl Family {
         self.name == Self::RESNET.name
     }
 
-    /// Applies the defaults to `section` and refuses unknown flags. Returns the name of the model, for
-    /// run directories and reports.
+    /// Applies the defaults to `section` and refuses unknown flags. Returns the name of the model
+    /// for run directories and reports.
     pub(super) fn decide(&self, section: &mut ModelSection) -> Result<String, ConfigError> {
         if let Some(Value::String(family)) = section.0.remove(FAMILY) {
             self.expect("[model] family", &family)?;

@@ -75,8 +75,8 @@ pub struct SgdConfig {
     pub nesterov: bool,
     /// L2 penalty added to the gradient.
     pub weight_decay: f64,
-    /// Whether parameters of one axis (norm scales and shifts, biases) decay: yes in He et al., no
-    /// in Goyal et al. Absent where nothing decays and no step is scaled.
+    /// True if parameters of one axis (norm scales and shifts, biases) decay: true in He et al.,
+    /// false in Goyal et al. Absent where nothing decays and no step is scaled.
     pub decay_norm_and_bias: Option<bool>,
 }
 

@@ -1,7 +1,7 @@
 //! The facts of the options of `train` besides their flags.
 //!
-//! In: the name of a flag, which is its key in a TOML file. Out: ranges, and the options on which it
-//! depends; refusals by them.
+//! In: the name of a flag, which is its key in a TOML file. Out: its range, the options on which it
+//! depends, and refusals.
 //! Invariant: every name here is a flag (tested).
 
 use super::error::{ConfigError, invalid, no_effect};
@@ -19,8 +19,8 @@ const OF_RANK: &[&str] = &[
     "tensorboard-every", "device", "input", "recompute", "cpu", "threads",
 ];
 
-/// Other options that may change when a run is resumed: they do not move the parameters, or only in
-/// the order of roundings, or a warning reports that they do. A longer schedule is checked separately.
+/// Other options that may change when a run is resumed. They do not move the parameters, or only in
+/// the order of roundings, or a warning reports the change. A longer schedule is checked separately.
 #[rustfmt::skip]
 const FREE: &[&str] = &[
     // The images that are left are compared as other data are.

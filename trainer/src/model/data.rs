@@ -207,7 +207,7 @@ pub struct OpenedSplit {
 }
 
 /// Opens one split: `train`, `val` or `test`, another folder or other files by their name. Other
-/// splits are not decoded and need not be there, unless `--val-fraction` divided the training images.
+/// splits are not decoded and need not exist, unless `--val-fraction` divided the training images.
 /// Returns `None` if images that are not files have no such split.
 ///
 /// Labels of files become positions in `classes`, by the names of the classes, if these are given;

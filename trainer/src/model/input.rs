@@ -30,8 +30,8 @@ pub type Loaded<B> = Result<LoadedStep<B>, DatasetError>;
 /// burn and cubecl (0.22.1, 0.11.3) do the following if a tensor of this stream is used in another,
 /// by their sources:
 /// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits for an event
-///   of the stream that wrote, on the device, not on the host. What it uses is kept until it has used
-///   it, so that the next upload cannot be written over it.
+///   of the stream that wrote, on the device, not on the host. The memory is kept until then, so that
+///   the next upload does not overwrite it.
 /// - burn-fusion, `stream/multi.rs`, `tag_shared_view`: the tensor gets a second name in the using
 ///   stream; only operations that are still in the writing stream's queue have to run first. An
 ///   upload leaves none, since it computes nothing.

@@ -91,9 +91,9 @@ impl Loss for CrossEntropy {
 /// A loss that is computed from the share of each class in each label.
 #[derive(Clone, Debug)]
 struct OfShares {
-    /// Softmax: cross entropy. Sigmoid: binary cross entropy of each class for itself, averaged over
-    /// the classes (Wightman et al. 2021, 2110.00476, section 4); evaluation reports cross entropy,
-    /// as timm does.
+    /// Softmax: cross entropy. Sigmoid: binary cross entropy of each class, averaged over the
+    /// classes (Wightman et al. 2021, 2110.00476, section 4). Evaluation reports cross entropy, as
+    /// timm does.
     kind: KernelLoss,
     /// Share of a sample's weight spread over all classes, in `[0, 1)`, of cross entropy.
     label_smoothing: f64,

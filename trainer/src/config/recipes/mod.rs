@@ -1,7 +1,7 @@
 //! Published trainings by name: options as a TOML file has them, below all that is typed.
 //!
-//! In: a name. Out: [`TrainArgs`]. Invariant: the options of a recipe are printed, saved and changed
-//! as ordinary options.
+//! In: a name. Out: [`TrainArgs`]. Invariant: options of a recipe are printed, saved and changed as
+//! ordinary options.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
