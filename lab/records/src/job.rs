@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Value of `schema`.
 pub const JOB_SCHEMA: &str = "lockstep.job/1";
 
-/// ExportedJob that another program can repeat.
+/// Job that another program can repeat.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExportedJob {
     /// [`JOB_SCHEMA`].
