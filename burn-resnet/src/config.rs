@@ -43,12 +43,12 @@ const WIDE_DEPTHS: [usize; 2] = [18, 34];
 /// The prefix of a network for small images whose depth also exists for ImageNet.
 const SMALL: &str = "cifar-";
 
-/// The images that a network is for. They decide its stem, stages and first weights.
+/// Kind of images of a network, which decides its stem, stages and initial weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Images {
-    /// Such as CIFAR's.
+    /// Small images, such as CIFAR's.
     Small,
-    /// Such as ImageNet's.
+    /// Large images, such as ImageNet's.
     Large,
 }
 

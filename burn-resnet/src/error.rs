@@ -1,4 +1,4 @@
-//! Errors of configurations that name no network, and of weights files that do not fit one.
+//! Errors of configurations and of weights files.
 
 use std::path::PathBuf;
 

@@ -15,13 +15,13 @@ use layers::{BatchNorm, Conv2d, Linear};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// The rule by which weights are drawn.
+/// Rule for drawing weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// By the number of inputs, as in the published networks for CIFAR.
+    /// Variance from the number of inputs, as in the published CIFAR networks.
     FanIn,
-    /// Convolutions by the number of outputs, as in torchvision. The weights and the bias of the
-    /// linear layer are uniform within one over the root of its number of inputs.
+    /// Variance of convolutions from the number of outputs, as in torchvision. Weights and bias of
+    /// the linear layer are uniform in ±1/√inputs.
     FanOut,
 }
 

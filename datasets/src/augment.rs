@@ -1,8 +1,8 @@
 //! Random changes of training images.
 //!
-//! In: (seed, epoch, sample index). Out: where in the source image each output pixel comes from,
-//! and other pixels in it.
-//! Invariant: the draw depends on these three only, never on shard, thread or batch.
+//! In: (seed, epoch, sample index). Out: the source pixel of each output pixel, and changes of
+//! pixel values.
+//! Invariant: the draw depends only on these three, never on shard, thread or batch.
 //! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
 
 use crate::dataset::{ImageDataset, ImageShape, Normalization};

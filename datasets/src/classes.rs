@@ -1,9 +1,9 @@
-//! Labels of one list of classes as labels of another, by the names of the classes.
+//! Maps labels of one list of classes to another list by class names.
 //!
-//! In: labels, the names they refer to, the names they are to refer to. Out: labels of the latter,
-//! and notes.
-//! Invariant: a class with images that has no counterpart is an error; nothing depends on a rank or
-//! on the order of folders.
+//! In: labels, their class names, the names of the other list. Out: labels of the other list, and
+//! notes.
+//! Invariant: a class with images must be in both lists, otherwise an error follows. Nothing
+//! depends on a rank or on the order of folders.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;

@@ -1,7 +1,6 @@
-//! The interface of a data set.
+//! Interface of a data set: [`ImageDataset`], [`DatasetSplits`] and [`Normalization`].
 //!
-//! Out: the trait [`ImageDataset`], its [`DatasetSplits`] and their [`Normalization`].
-//! Invariant: images are u8 `[H, W, C]`, all of one shape; samples are addressed by index and never
+//! Invariant: all images are u8 `[H, W, C]` of one shape. Samples are addressed by index and never
 //! change.
 
 use std::fmt;

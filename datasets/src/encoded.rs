@@ -1,8 +1,8 @@
-//! One split of encoded images, decoded now or when they are read.
+//! One split of encoded images, decoded at the start or when they are read.
 //!
 //! In: a [`Source`] of encoded images, their labels. Out: an [`ImageDataset`].
-//! Invariant: order, notes and checksum do not depend on the number of threads, nor the checksum on
-//! what is kept in memory.
+//! Invariant: order, notes and checksum do not depend on the number of threads. The checksum does
+//! not depend on the images kept in memory.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};

@@ -1,8 +1,7 @@
-//! Reads a whole file, if it is one and not larger than it could be; or hashes one.
+//! Reads or hashes a whole regular file of limited size.
 //!
-//! In: a path and the most bytes that make sense there. Out: the bytes, or their sha256.
-//! Invariant: never waits for the writer of a named pipe and never reads on without end, as from a
-//! device.
+//! In: a path and the largest plausible size. Out: the bytes, or their sha256.
+//! Invariant: never waits for the writer of a named pipe, and never reads a device without end.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, Read};

@@ -1,9 +1,9 @@
-//! A few samples of a larger data set: for quick runs, or as its validation part.
+//! Some samples of a larger data set, for quick runs or as a validation part.
 //!
 //! In: a data set and a number of samples, or a share and a seed. Out: [`ImageDataset`]s of the
 //! chosen samples.
-//! Invariant: a choice holds all classes in proportion; [`Subset::first`] has no seed and grows by
-//! adding samples only.
+//! Invariant: the choice keeps the proportions of the classes. [`Subset::first`] has no seed, and a
+//! larger number only adds samples.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};

@@ -1,9 +1,9 @@
-//! Two training images in one, with both their labels.
+//! Combines two training images with both labels.
 //!
-//! In: (seed, epoch, sample index), the number of samples. Out: the other sample, and how much of
-//! the image is its own.
-//! Invariant: the draw depends on these only, never on shard, thread or batch: ranks mix as one
-//! rank would.
+//! In: (seed, epoch, sample index), the number of samples. Out: the other sample, and the share of
+//! the image that remains.
+//! Invariant: the draw depends only on these, never on shard, thread or batch, so the result does
+//! not depend on the number of ranks.
 //! Source: Zhang et al. 2018, mixup (1710.09412); Yun et al. 2019, CutMix (1905.04899).
 
 use rand_distr::{Beta, Distribution};

@@ -1,8 +1,8 @@
-//! From u8 pixels to normalised f32, cropped and flipped in the same pass.
+//! Normalises u8 pixels to f32, and crops and flips them in the same pass.
 //!
 //! In: u8 `[H, W, C]` and an [`ImageShift`]. Out: f32 `[H, W, C]`, each (p / 255 - mean) / std.
-//! Invariant: every value comes from a table of 256 entries a channel, so it is exact and costs one
-//! load.
+//! Invariant: every value comes from a table of 256 entries per channel, so it is exact and costs
+//! one load.
 
 use crate::augment::ImageShift;
 use crate::dataset::{ImageShape, Normalization};

@@ -1,8 +1,8 @@
-//! A batch as one picture, for people to look at.
+//! A batch as one picture for people.
 //!
-//! In: normalised pixels of images of one shape. Out: a PNG of them side by side.
-//! Invariant: pixels are what they were before normalisation, to the rounding; what lies outside
-//! 0..1 is cut off.
+//! In: normalised pixels of images of one shape. Out: a PNG of the images next to each other.
+//! Invariant: pixels have their values before normalisation, up to rounding. Values outside 0..1
+//! are clipped.
 
 use image::codecs::png::PngEncoder;
 use image::{ExtendedColorType, ImageEncoder};

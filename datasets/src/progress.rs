@@ -1,8 +1,8 @@
 //! Progress of this process on its data sets, for a watchdog.
 //!
-//! In: bytes that are fetched, read and unpacked, images that are drawn, steps that are handed
-//! over. Out: their number.
-//! Invariant: the number only grows, while work is done.
+//! In: bytes that are downloaded, read and unpacked; images that are drawn; steps that are
+//! delivered. Out: their count.
+//! Invariant: the count only grows, and grows while work is done.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,8 @@
-//! Random streams that are pure functions of what they are for.
+//! Random streams that depend only on their purpose.
 //!
 //! In: (seed, epoch or split, index, purpose). Out: an independent ChaCha8 stream.
-//! Invariant: the four words are the cipher's 256-bit key, so two different uses never share a
-//! stream, whatever rank, thread or platform draws.
+//! Invariant: the four words are the cipher's 256-bit key, so two uses never share a stream, on any
+//! rank, thread or platform.
 //! Source: D. J. Bernstein, "ChaCha, a variant of Salsa20" (2008).
 
 use std::convert::Infallible;

@@ -1,7 +1,7 @@
-//! A random part of an image, as torchvision's `RandomResizedCrop` chooses it.
+//! A random part of an image, chosen as by torchvision's `RandomResizedCrop`.
 //!
 //! In: (seed, epoch, sample index) and the size of the image. Out: a [`CropBox`].
-//! Invariant: the draw depends on these only.
+//! Invariant: the draw depends only on these.
 //! Source: Szegedy et al. 2014 (1409.4842), section 6: 8 to 100 % of the area, aspect ratio 3/4 to
 //! 4/3.
 

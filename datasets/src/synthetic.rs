@@ -1,4 +1,4 @@
-//! Random pixels with random labels, for measurements of speed: nothing can be learned from them.
+//! Random pixels with random labels, for measurements of speed.
 //!
 //! In: shape, classes, counts, seed. Out: [`DatasetSplits`], made once and kept in memory.
 

@@ -1,8 +1,7 @@
-//! Threads that a run can do without: where the operating system rejects one, the caller does the
-//! work.
+//! Optional threads: if the operating system rejects one, the caller does the work.
 //!
 //! In: work. Out: the thread that does it, or its input for the caller. Invariant: a lack of
-//! threads (`ulimit -u`, the cgroup's `pids.max`) costs time, never a result.
+//! threads (`ulimit -u`, the cgroup's `pids.max`) costs time, but changes no result.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};

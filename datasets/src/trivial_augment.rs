@@ -1,7 +1,7 @@
 //! TrivialAugment: one random operation of random strength on each training image.
 //!
-//! In: (seed, epoch, sample index). Out: the [`Operation`]. Invariant: the draw depends on these
-//! only.
+//! In: (seed, epoch, sample index). Out: the [`Operation`]. Invariant: the draw depends only on
+//! these.
 //! Source: Müller and Hutter 2021, TrivialAugment (2103.10158), the wide space of operations, as
 //! torchvision's `TrivialAugmentWide`.
 

@@ -1,7 +1,7 @@
 //! Scaled dot-product attention.
 //!
-//! In: queries, keys and values of all heads, as one linear layer gives them.
-//! Out: what goes into the next linear layer.
+//! In: queries, keys and values of all heads, the output of one linear layer.
+//! Out: the input of the next linear layer.
 //! Invariant: no mask, no dropout.
 //! Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.2.
 

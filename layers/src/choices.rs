@@ -1,8 +1,6 @@
 //! Choices of the computation: kernels, algorithm, number format.
 //!
-//! In: user data.
-//! Out: plain choices.
-//! Invariant: each changes speed and rounding, never the function.
+//! Invariant: a choice changes speed and rounding, never the function.
 
 #[cfg(feature = "flex")]
 use kernels::conv2d::Algorithm;

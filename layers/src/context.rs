@@ -1,9 +1,8 @@
-//! Shared settings of the layers of a pass: their computation, the reducer of statistics, the hook
-//! of gradients.
+//! Shared settings of the layers in a pass: computation, reducer of statistics, gradient hook.
 //!
 //! In: a context, set around a forward pass.
-//! Out: what each layer of this crate finds on its thread.
-//! Invariant: the backward pass belongs to the context of its forward pass, wherever it runs.
+//! Out: the settings of each layer on this thread.
+//! Invariant: a backward pass uses the context of its forward pass, on any thread.
 
 use std::cell::RefCell;
 use std::sync::Arc;

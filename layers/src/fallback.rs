@@ -1,8 +1,7 @@
-//! The operations that burn computed on Flex because this workspace's kernels lack them.
+//! Names of operations that burn computes on Flex because Lockstep has no kernel.
 //!
-//! In: the name of each operation as it runs.
-//! Out: the names, each once.
-//! Invariant: no operation of our kernels is listed.
+//! In: the name of each operation when it runs. Out: each name once.
+//! Invariant: no operation with a kernel is listed.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

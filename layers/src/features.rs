@@ -1,11 +1,11 @@
-//! Activations between layers, computed when their readers are known, so that several layers can be
+//! Activations between layers, computed when their readers are known, so that several layers become
 //! one operation.
 //!
-//! In: modules applied to features one after the other, as PyTorch's are.
+//! In: modules applied to features one after the other, as in PyTorch.
 //! Out: `[N, H, W, C]`.
-//! Invariant: the same function as if every module computed at once; a convolution waits for the
-//! normalisation, residual and ReLU after it, and that layer for its reader, which alone may
-//! normalise what it reads. Activations without a reader are not computed, on any rank.
+//! Invariant: the function is that of modules which compute immediately. A convolution waits for
+//! the normalisation, residual and ReLU after it; this layer waits for its reader. Only a single
+//! reader may normalise its input. Activations without a reader are not computed, on any rank.
 
 use std::cell::RefCell;
 use std::fmt;

@@ -1,9 +1,9 @@
-//! Convolution, normalisation, residual and ReLU: one fused operation if possible, else burn's
+//! Convolution, normalisation, residual and ReLU: one fused operation if possible, otherwise burn's
 //! convolution.
 //!
 //! In: `[N, H, W, C_in]`.
-//! Out: `[N, H_out, W_out, C_out]`; in training the running statistics are updated.
-//! Invariant: our kernels compute a fused layer; every other layer is burn's own operation.
+//! Out: `[N, H_out, W_out, C_out]`; training updates the running statistics.
+//! Invariant: Lockstep's kernels compute a fused layer; every other layer is burn's operation.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! Normalisations of a module that take statistics of this process only, although other processes
-//! compute the same batch.
+//! Finds normalisations that use statistics of this process only, although several processes
+//! compute the batch.
 //!
 //! In: a module after a forward pass in training.
-//! Out: paths of burn's own batch normalisations.
-//! Invariant: this workspace's [`BatchNorm`](crate::BatchNorm) stores its running statistics at
-//! once; burn's keeps each update pending until the next pass, which distinguishes the two.
+//! Out: paths of burn's batch normalisations.
+//! Invariant: Lockstep's [`BatchNorm`](crate::BatchNorm) stores its running statistics at once.
+//! burn's keeps each update pending until the next pass, which distinguishes the two.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};

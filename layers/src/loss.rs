@@ -1,9 +1,7 @@
-//! Losses whose bits no processor and no C library changes.
+//! Losses whose bits do not depend on CPU or C library.
 //!
-//! In: logits and targets `[N, K]`.
-//! Out: the loss of all samples, summed.
-//! Invariant: only where our kernels compute, on Flex; the caller has a loss of burn's operations
-//! for all other devices.
+//! In: logits and targets `[N, K]`. Out: the sum of all samples' losses.
+//! Invariant: only for Flex. On other devices the caller uses burn's operations.
 
 use burn::tensor::{FloatDType, Tensor};
 use kernels::loss::Loss;

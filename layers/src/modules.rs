@@ -1,10 +1,9 @@
-//! burn's modules on our kernels: the same names, parameters and records, on channels-last
+//! burn's modules with Lockstep's kernels: equal names, parameters and records, on channels-last
 //! features.
 //!
-//! In: [`Features`] or a tensor `[N, H, W, C]`.
-//! Out: features, or a tensor `[N, K]`.
-//! Invariant: each module is burn's own one inside, whose parameters have the same paths in records
-//! and weights files as if it stood there itself.
+//! In: [`Features`] or a tensor `[N, H, W, C]`. Out: features, or a tensor `[N, K]`.
+//! Invariant: each module contains the burn module. Its parameters have the same paths in records
+//! and weights files as those of the burn module.
 
 use burn::module::{Initializer, Param};
 use burn::nn;

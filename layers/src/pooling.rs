@@ -1,8 +1,7 @@
-//! Pooling: the largest value or the mean of windows, or of the whole image.
+//! Pooling: maximum or mean of windows or of the whole image.
 //!
-//! In: [`Features`] `[N, H, W, C]`, or a tensor.
-//! Out: the same with fewer pixels.
-//! Invariant: burn's and PyTorch's functions, by burn's modules where our kernels lack the shape.
+//! In: [`Features`] `[N, H, W, C]`, or a tensor. Out: the same kind with fewer pixels.
+//! Invariant: the functions of burn and PyTorch. burn's modules compute shapes without a kernel.
 
 use burn::nn::PaddingConfig2d;
 use burn::nn::pool;

@@ -1,7 +1,7 @@
-//! Stochastic depth: the branch of a residual block is left out for some samples.
+//! Stochastic depth: skips the branch of a residual block for some samples.
 //!
-//! In: the output of a branch, any shape with the samples first.
-//! Out: the same, zero for some samples, scaled for the others.
+//! In: the output of a branch, with samples on the first axis.
+//! Out: zero for some samples, scaled values for the others.
 //! Invariant: only in training; the mean over draws is the input.
 //! Source: Huang et al. 2016, arXiv 1603.09382, as torchvision's `stochastic_depth` in mode "row"
 //! and timm's `DropPath`.

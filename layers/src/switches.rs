@@ -1,8 +1,7 @@
-//! Parts of the computation that can be switched off, to find out which one is wrong or slow on a
-//! device.
+//! Switches for parts of the computation, to find the part that is wrong or slow on a device.
 //!
 //! In: the choice of the program, once. Out: the choice for every operation of the process.
-//! Invariant: by default every part is on; a switch changes speed and rounding, never the function.
+//! Invariant: by default every part is on. A switch changes speed and rounding, never the function.
 
 use std::sync::{PoisonError, RwLock};
 

@@ -1,8 +1,7 @@
-//! Early gradients of any module: the hook gets them when the module's backward pass ends, not when
-//! the whole pass does.
+//! Early gradients of any module: the hook receives them when the module's backward pass ends.
 //!
-//! In: a module and its input.
-//! Out: a copy of the module for one pass, whose parameters pass through gates.
+//! In: a module and its input. Out: a copy of the module for one pass, whose parameters pass
+//! through gates.
 //! Invariant: on the tape a gate is above the input and below all uses of its parameter in the
 //! module. So burn runs the gate after those uses and before the layers that made the input.
 //! Source: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3.

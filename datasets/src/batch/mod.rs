@@ -1,9 +1,9 @@
-//! Batches: in host memory, as uploaded to a device, and as a model takes them. This file and its
-//! folder are the only ones of this crate that name burn.
+//! Batches: in host memory, uploaded to a device, and as input of a model. Only this folder of the
+//! crate uses burn.
 //!
 //! In: pixels and labels in host memory. Out: tensors.
 //! Shapes: images `[N, H, W, C]` (channels last), labels `[N]`.
-//! Invariant: images made on a device of raw pixels are those made on the host, bit by bit.
+//! Invariant: images that a device makes from raw pixels have the bits of images made on the host.
 
 mod raw;
 

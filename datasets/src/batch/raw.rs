@@ -1,10 +1,10 @@
-//! Raw pixels to images on a device: cropped, flipped and normalised by burn's operations.
+//! Images from raw pixels on a device: cropped, flipped and normalised by burn's operations.
 //!
 //! In: u8 `[N, H, W, C]`, an [`ImageShift`] for each image, the [`NormalizationTable`]. Out: f32
 //! `[N, H, W, C]`.
-//! Invariant: each value is an entry of the table that the host route uses, so the bits are the
-//! same on every device, however that divides and rounds. What is uploaded is a quarter of the host
-//! route's bytes, and 4 (H + W) bytes an image where images are moved.
+//! Invariant: each value is an entry of the host's table, so the bits do not depend on how a device
+//! divides and rounds. The upload has a quarter of the bytes of the host route, plus 4 (H + W)
+//! bytes per moved image.
 
 use std::sync::Arc;
 

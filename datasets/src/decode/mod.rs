@@ -1,9 +1,9 @@
-//! From an image file to u8 pixels of one size.
+//! Decodes image files to u8 pixels of one size.
 //!
-//! In: a file of any kind in [`EXTENSIONS`], whatever its name, size and colour type, and a
-//! [`Sizing`] or a choice of its part. Out: u8 `[H, W, C]`.
-//! Invariant: a file whose wanted part does not decode is an error that names its path, and so is a
-//! truncated file; a hostile file cannot claim the memory.
+//! In: a file of any kind in [`EXTENSIONS`] with any name, size and colour type, and a [`Sizing`]
+//! or a part to choose. Out: u8 `[H, W, C]`.
+//! Invariant: a file whose wanted part does not decode, or that is truncated, gives an error with
+//! its path. A hostile file cannot use much memory.
 
 mod jpeg;
 mod tiff;

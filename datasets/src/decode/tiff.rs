@@ -1,7 +1,7 @@
-//! TIFF files, whose first image becomes RGB as Pillow's `convert("RGB")` makes it.
+//! TIFF files: the first image becomes RGB as by Pillow's `convert("RGB")`.
 //!
-//! In: the bytes of a file. Out: all its pixels, turned as the file says. 16 bits a value become
-//! the upper 8, as in other formats. Alpha is dropped.
+//! In: the bytes of a file. Out: all its pixels, rotated as the file says. 16-bit values become
+//! their upper 8 bits, as in other formats. Alpha is dropped.
 
 use std::borrow::Cow;
 use std::io::Cursor;

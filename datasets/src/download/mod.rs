@@ -1,9 +1,9 @@
-//! Fetches CIFAR-10 or CIFAR-100 from its official address (feature `download`).
+//! Downloads CIFAR-10 or CIFAR-100 from its official address (feature `download`).
 //!
-//! In: which data set, a folder. Out: the release's folder in it, as
-//! [`cifar::open`](crate::cifar::open) reads it.
-//! Invariant: nothing appears under the release's name before its archive's sha256 was checked and
-//! all of it was unpacked.
+//! In: a data set, a folder. Out: the folder of the release in it, for
+//! [`cifar::open`](crate::cifar::open).
+//! Invariant: the release's folder appears only after the archive's sha256 was checked and
+//! everything was unpacked.
 //! Source: <https://www.cs.toronto.edu/~kriz/cifar.html>.
 
 use std::fs::{self, File, OpenOptions};

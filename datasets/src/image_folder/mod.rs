@@ -1,10 +1,10 @@
-//! A data set of image files in a folder for each class.
+//! A data set of image files with one folder per class.
 //!
-//! In: `root/train/<class>/**/*.jpg`, and the same in the folders of the other splits ([`Split`]).
-//! Out: [`DatasetSplits`] of square RGB images.
-//! Invariant: classes and files are sorted by name, so that labels and indices are the same on
-//! every machine; a label is the position of the class's name among the training split's; no file
-//! is dropped without a note that names it.
+//! In: `root/train/<class>/**/*.jpg`, and the same for the other splits ([`Split`]). Out:
+//! [`DatasetSplits`] of square RGB images.
+//! Invariant: classes and files are sorted by name, so labels and indices are equal on every
+//! machine. A label is the position of the class among those of the training split. A note names
+//! every file that is left out.
 
 mod scan;
 

@@ -1,9 +1,9 @@
-//! The files of a folder of images; no file is opened.
+//! Lists the files of a folder of images without opening them.
 //!
-//! In: the folder of a split. Out: classes, files in order, notes on what is left out.
-//! Invariant: the files of a class are those that torchvision's `ImageFolder` finds, in its order:
-//! those of the class folder and of all folders below it, links followed. A note names everything
-//! that is left out, except hidden files that are not images.
+//! In: the folder of a split. Out: classes, files in order, notes on files that are left out.
+//! Invariant: the files of a class and their order are those of torchvision's `ImageFolder`: the
+//! files of the class folder and of all folders below it, with links followed. Notes name
+//! everything that is left out, except hidden files that are not images.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

@@ -1,7 +1,7 @@
-//! A file as the library of Parquet reads it.
+//! A file for concurrent reads by the Parquet library.
 //!
-//! In: an open file. Out: its bytes from any place. Invariant: no read moves the position of
-//! another.
+//! In: an open file. Out: its bytes at any offset. Invariant: a read does not move the position of
+//! another read.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};

@@ -1,7 +1,7 @@
 //! The ten figures of the embedded data set.
 //!
-//! In: a class and a random stream. Out: how much of each pixel the figure covers.
-//! Invariant: pose and size are drawn alike for all classes.
+//! In: a class and a random stream. Out: the covered share of each pixel.
+//! Invariant: all classes draw position and size in the same way.
 //! Source: signed distances to boxes and polygons after I. Quilez, "2D distance functions".
 
 use super::SIDE;

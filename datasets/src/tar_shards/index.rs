@@ -1,8 +1,8 @@
-//! The index of the shards of a folder, kept so that their headers are read once.
+//! Index of the shards of a folder, so that headers are read only once.
 //!
-//! In: what was found in each shard. Out: a file of text, and the same again.
-//! Invariant: a file is whole or not there, and ends with the sha256 of all before; what does not
-//! fit a shard as it is now (its length, its time, its place on the disk) is not used.
+//! In: the contents of each shard. Out: a text file, and the contents read from it.
+//! Invariant: the file is complete or absent, and ends with the sha256 of the text before. An entry
+//! is ignored if its shard has another length, time or inode.
 
 use std::fs;
 use std::io::Write;

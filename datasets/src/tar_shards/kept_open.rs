@@ -1,8 +1,8 @@
-//! A shard, of which any bytes are read by their place.
+//! A shard with random access to its bytes.
 //!
-//! In: the path of a file. Out: bytes of it.
-//! Invariant: a shard stays open once it was read, but no more than [`MAX_OPEN`] of the process do,
-//! of all splits and data sets.
+//! In: the path of a file. Out: bytes of the file.
+//! Invariant: a shard stays open after its first read. At most [`MAX_OPEN`] shards of the process
+//! are open.
 
 use std::fs::File;
 use std::io;

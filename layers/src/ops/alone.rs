@@ -1,11 +1,11 @@
-//! Time of the kernels of a step when they run by themselves.
+//! Times the kernels of a step separately.
 //!
-//! In: the calls that a step made.
+//! In: the calls of a step.
 //! Out: for each kind of kernel the time of equal calls one after the other, and the bytes of
-//! activations that they walk over.
-//! Invariant: equal shapes in separate buffers, on cache lines, so many in turn that none is
-//! still in a cache; what a step takes beyond it, it loses to its own memory or to what runs
-//! between the kernels.
+//! activations that they read and write.
+//! Invariant: calls have equal shapes and rotate over enough separate, aligned buffers that none is
+//! in a cache. The difference to a step is the cost of the step's memory and of work between the
+//! kernels.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,9 +1,9 @@
-//! Time of our own kernels, summed over the process.
+//! Time of Lockstep's kernels, summed over the process.
 //!
-//! In: calls of [`time`] around each kernel.
-//! Out: [`kernel_times`]; of one step, what was called ([`calls_of`]).
-//! Invariant: kernels are not nested, so the sum over all is the time spent in kernels; what a step
-//! takes beyond it is tape, dispatch, loader and burn's own operations.
+//! In: calls of [`time`] around each kernel. Out: [`kernel_times`], and the calls of one step
+//! ([`calls_of`]).
+//! Invariant: kernels are not nested, so the sum is the time in kernels. The rest of a step is
+//! tape, dispatch, loader and burn's operations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,11 +1,12 @@
-//! Gradients handed over the moment they are final, while earlier layers are still computed.
+//! Gives gradients to a hook as soon as they are final, while earlier layers are still being
+//! differentiated.
 //!
-//! In: a [`GradientHook`] and the parameters of a layer.
-//! Out: calls in backward order, the last layer's first.
-//! Invariant: a gradient goes to the hook or to the tape's gradients, never to both; a frozen
-//! parameter's goes to neither.
-//! Why: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3: communication hides
-//! behind the backward pass.
+//! In: a [`GradientHook`] and the parameters of a layer. Out: calls in backward order, the last
+//! layer first.
+//! Invariant: a gradient goes either to the hook or to the tape's gradients. The gradient of a
+//! frozen parameter goes to neither.
+//! Source: Li et al. 2020, PyTorch Distributed, arXiv 2006.15704, section 3.2.3: communication
+//! overlaps with the backward pass.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;

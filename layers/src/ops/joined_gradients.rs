@@ -1,11 +1,12 @@
-//! Gradients that leave a device together: joined there, and read back once.
+//! Joins gradients on a device and reads each group back at once.
 //!
 //! In: single gradients in the order of the backward pass.
-//! Out: all of a group end to end, in that order, when its last one has come.
-//! Invariant: every gradient leaves once a pass; what is left of groups that got no whole number
-//! leaves by [`JoinedGradients::rest`].
-//! Why: each read closes what burn was about to fuse, and waits for the device on its own; a
-//! network has a hundred parameters and some buckets of them.
+//! Out: all gradients of a group, concatenated in this order, when the last one has arrived.
+//! Invariant: every gradient leaves once per pass. [`JoinedGradients::rest`] returns the gradients
+//! of incomplete groups.
+//!
+//! Reason: each read ends burn's fusion and waits for the device. A network has a hundred
+//! parameters, but only a few buckets.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
-//! Memory of the results of our kernels on Flex, and their scratch memory.
+//! Memory for results and scratch of Lockstep's kernels on Flex.
 //!
-//! In: a number of values.
-//! Out: tensors over blocks of one arena, which all ranks of the process share.
-//! Invariant: after the first step nothing is asked of the system.
+//! In: a number of values. Out: tensors over blocks of one arena, which all ranks of the process
+//! share.
+//! Invariant: after the first step the arena asks the system for no more memory.
 
 use std::cell::Cell;
 use std::sync::LazyLock;

@@ -1,9 +1,9 @@
-//! Statistics of a batch over all who compute it together.
+//! Statistics of a batch over all processes that compute it.
 //!
-//! In: one batch's sums per channel. Out: those of all batches. Invariant: the number of values
-//! comes out of the sum, so a rank that puts zeros in does not count.
+//! In: the sums per channel of one process. Out: the sums of all. Invariant: the number of values
+//! is part of the sum, so a rank that contributes zeros does not count.
 //! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance"; the merged
-//! form here is the same in exact arithmetic, and f64 carries f32 data through it.
+//! form here is equal in exact arithmetic, and f64 suffices for f32 data.
 
 use std::fmt::Debug;
 

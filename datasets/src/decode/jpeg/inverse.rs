@@ -1,8 +1,8 @@
-//! The inverse cosine transform of eight blocks at once.
+//! Inverse cosine transform of eight blocks at once.
 //!
-//! In: values of blocks by their place in a file. Out: 8x8 bytes each.
-//! Invariant: bit for bit libjpeg's "islow", on every instruction set; for coarse quantisation, as
-//! libjpeg-turbo's vectors of 16 bits compute it.
+//! In: values of blocks in the order of the file. Out: 8x8 bytes per block.
+//! Invariant: the bits of libjpeg's "islow" on every instruction set. For coarse quantisation, the
+//! bits of libjpeg-turbo's 16-bit vectors.
 //! Source: Loeffler, Ligtenberg and Moschytz 1989, "Practical fast 1-D DCT algorithms with 11
 //! multiplications", in fixed point with 13 bits, columns first, 2 bits kept between the passes.
 
