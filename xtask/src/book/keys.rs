@@ -21,7 +21,7 @@ seconds, sizes in bytes, and shares from 0 to 1.
 const RECORDS: &str = "lab/records/src";
 const CHECKPOINT: [&str; 3] = [
     "trainer/src/run/checkpoint/state.rs",
-    "trainer/src/measure/metrics/mod.rs",
+    "trainer/src/measure/metrics.rs",
     "trainer/src/step/loss_scale.rs",
 ];
 
@@ -54,10 +54,15 @@ pub(super) fn page(root: &Path) -> Outcome<String> {
         let title = title.trim_start_matches("//! ").trim_end_matches('.');
         sections.push((title.replace('`', ""), serialized(&text)));
     }
-    let mut of_checkpoint = Vec::new();
+    let mut of_checkpoint: Vec<Type> = Vec::new();
     for path in CHECKPOINT.map(|source| root.join(source)) {
         let text = fs::read_to_string(&path).map_err(at(&path))?;
-        of_checkpoint.extend(serialized(&text));
+        let mut types = serialized(&text);
+        // A later file has also types of other files.
+        let keys = of_checkpoint.iter().flat_map(|found| &found.keys);
+        let held: String = keys.map(|key| key.holds.as_str()).collect();
+        types.retain(|found| held.is_empty() || held.contains(&found.name));
+        of_checkpoint.extend(types);
     }
     sections.push(("A checkpoint: state.json".to_owned(), of_checkpoint));
     let types = sections.iter().flat_map(|(_, types)| types);
