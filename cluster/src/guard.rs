@@ -117,7 +117,7 @@ impl Guarded {
         let mut was_asked = false;
         loop {
             let status: Option<ExitStatus> = self.shell.try_wait().map_err(|error| {
-                Failure::Failed(format!("a program's end cannot be waited for: {error}"))
+                Failure::Failed(format!("cannot wait for a child process: {error}"))
             })?;
             match status {
                 Some(_) if was_asked => return Ok(None),
@@ -189,9 +189,7 @@ impl Drop for Afterwards {
 mod tests {
     use super::*;
 
-    fn file(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("lockstep-jobs-{}-guard-{name}", std::process::id()))
-    }
+    const LIMIT: Duration = Duration::from_secs(20);
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -200,56 +198,38 @@ mod tests {
     }
 
     #[test]
-    fn a_program_gets_its_environment_and_its_code_is_told() {
-        let log = file("code");
+    fn output_exit_code_and_environment_of_a_program_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("a.log");
         let mut command = shell("echo $WORD; echo err >&2; exit 3");
         command.env("WORD", "a b");
-        let code = Guarded::start(&command, &log)
-            .unwrap()
-            .finish(Duration::from_secs(20))
-            .unwrap();
-        assert_eq!(
-            (code, fs::read_to_string(&log).unwrap().as_str()),
-            (Some(3), "a b\nerr\n")
-        );
-        fs::remove_file(log).unwrap();
-    }
-
-    #[test]
-    fn a_warning_in_the_middle_of_a_result_is_apart_from_it_and_both_are_said() {
-        let log = file("apart.log");
+        let code = Guarded::start(&command, &log).unwrap().finish(LIMIT);
+        let text = fs::read_to_string(&log).unwrap();
+        assert_eq!((code.unwrap(), text.as_str()), (Some(3), "a b\nerr\n"));
+        // A warning in the middle of a result is in another file.
         let command = shell("printf '{\"a\": '; echo 'warning: slow' >&2; echo '1}'");
-        let code = Guarded::start_apart(&command, &log)
-            .unwrap()
-            .finish(Duration::from_secs(20))
-            .unwrap();
-        assert_eq!(
-            (code, fs::read_to_string(&log).unwrap().as_str()),
-            (Some(0), "{\"a\": 1}\n")
-        );
+        let code = Guarded::start_apart(&command, &log).unwrap().finish(LIMIT);
+        let text = fs::read_to_string(&log).unwrap();
+        assert_eq!((code.unwrap(), text.as_str()), (Some(0), "{\"a\": 1}\n"));
         assert_eq!(said(&log), "{\"a\": 1}\n\nwarning: slow\n");
-        for path in [&log, &errors_beside(&log)] {
-            fs::remove_file(path).unwrap();
-        }
     }
 
     #[test]
     fn a_program_past_its_limit_has_no_code_and_a_dropped_one_is_ended() {
-        let log = file("limit");
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("a.log");
         let start = Instant::now();
-        let code = Guarded::start(&shell("exec sleep 30"), &log)
-            .unwrap()
-            .finish(Duration::from_millis(50))
-            .unwrap();
+        let running = Guarded::start(&shell("exec sleep 30"), &log).unwrap();
+        let code = running.finish(Duration::from_millis(50)).unwrap();
         assert_eq!(code, None);
         drop(Guarded::start(&shell("exec sleep 30"), &log).unwrap());
-        assert!(start.elapsed() < Duration::from_secs(20));
-        fs::remove_file(log).unwrap();
+        assert!(start.elapsed() < LIMIT);
     }
 
     #[test]
-    fn what_a_program_has_started_ends_with_it() {
-        let log = file("grandchild");
+    fn child_processes_of_a_program_end_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("a.log");
         for script in ["sleep 60 & echo $!; wait", "sleep 60 & echo $!"] {
             let guarded = Guarded::start(&shell(script), &log).unwrap();
             let start = Instant::now();
@@ -258,7 +238,7 @@ mod tests {
                 if let Some(number) = text.strip_suffix('\n') {
                     break number.to_owned();
                 }
-                assert!(start.elapsed() < Duration::from_secs(20), "{text}");
+                assert!(start.elapsed() < LIMIT, "{text}");
                 sleep(LOOK_EVERY);
             };
             drop(guarded);
@@ -266,17 +246,16 @@ mod tests {
             let stat = fs::read_to_string(format!("/proc/{started}/stat")).unwrap_or_default();
             assert!(stat.is_empty() || stat.contains(") Z "), "{script}: {stat}");
         }
-        fs::remove_file(log).unwrap();
     }
 
     #[test]
-    fn what_is_to_be_done_afterwards_is_not_done_before() {
-        let made = file("made");
+    fn a_command_for_afterwards_does_not_run_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = folder.path().join("made");
         let afterwards = Afterwards::run(Path::new("touch"), &[made.to_str().unwrap()]).unwrap();
         sleep(Duration::from_millis(50));
         assert!(!made.exists());
         drop(afterwards);
         assert!(made.exists());
-        fs::remove_file(made).unwrap();
     }
 }

@@ -34,27 +34,18 @@ pub fn run(mut command: Command) -> Outcome {
         .stdin(Stdio::null())
         .status()
         .map_err(|error| cannot_start(&command, &error))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(Failure::Failed(format!(
+    match status.success() {
+        true => Ok(()),
+        false => Err(Failure::Failed(format!(
             "`{}` failed: {status}",
             command.get_program().display()
-        )))
+        ))),
     }
 }
 
 /// Returns the standard output of a command, if it can be started and succeeds.
 pub fn answer(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .ok()?;
-    output
-        .status
-        .success()
-        .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    ask(Command::new(program).args(arguments)).ok()?.ok()
 }
 
 /// Returns the standard output of a command; the inner error is its standard error.
@@ -249,10 +240,6 @@ mod tests {
         command
     }
 
-    fn log(name: &str) -> std::path::PathBuf {
-        std::env::temp_dir().join(format!("lockstep-jobs-{}-{name}", std::process::id()))
-    }
-
     #[test]
     fn a_shown_command_can_be_pasted_into_a_shell() {
         let mut command = Command::new("mpirun");
@@ -261,30 +248,28 @@ mod tests {
     }
 
     #[test]
-    fn both_streams_and_the_exit_code_are_kept() {
-        let log = log("streams");
-        let running = Running::start(shell("echo out; echo err >&2; exit 3"), &log).unwrap();
-        let finished = running.finish(Duration::from_secs(20)).unwrap();
-        fs::remove_file(log).unwrap();
-        assert_eq!(
-            (finished.code, finished.text.as_str()),
-            (Some(3), "out\nerr\n")
-        );
-    }
-
-    #[test]
-    fn a_command_past_its_deadline_is_ended_and_has_no_code() {
-        let log = log("deadline");
-        let running = Running::start(shell("exec sleep 30"), &log).unwrap();
-        let finished = running.finish(Duration::from_millis(50)).unwrap();
-        fs::remove_file(log).unwrap();
-        assert_eq!(finished.code, None);
-        assert!(finished.elapsed < Duration::from_secs(10));
+    fn streams_and_exit_code_of_a_child_are_kept_up_to_its_deadline() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("a.log");
+        for (script, limit_s, expected) in [
+            (
+                "echo out; echo err >&2; exit 3",
+                20.0,
+                (Some(3), "out\nerr\n"),
+            ),
+            ("exec sleep 30", 0.05, (None, "")),
+        ] {
+            let running = Running::start(shell(script), &log).unwrap();
+            let finished = running.finish(Duration::from_secs_f64(limit_s)).unwrap();
+            assert_eq!((finished.code, finished.text.as_str()), expected);
+            assert!(finished.elapsed < Duration::from_secs(20));
+        }
     }
 
     #[test]
     fn a_ready_signal_waits_to_be_sent() {
-        let log = log("ready");
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("a.log");
         let script = "trap 'kill $!; exit 7' USR1; sleep 30 & echo ready; wait";
         let mut running = Running::start(shell(script), &log).unwrap();
         while fs::read(&log).unwrap().is_empty() {
@@ -295,13 +280,14 @@ mod tests {
         assert!(!running.has_ended());
         assert!(ready.send());
         let finished = running.finish(Duration::from_secs(20)).unwrap();
-        fs::remove_file(log).unwrap();
         assert_eq!(finished.code, Some(7));
     }
 
     #[test]
-    fn a_failing_command_is_a_failure_and_a_missing_one_says_so() {
+    fn a_failing_or_missing_program_is_a_failure() {
         assert!(run(shell("exit 1")).is_err());
+        let complaint = ask(&mut shell("echo no >&2; exit 1")).unwrap();
+        assert_eq!(complaint, Err("no".to_owned()));
         let failure = run(Command::new("no-such-program-here")).unwrap_err();
         assert!(failure.to_string().contains("cannot be started"));
     }

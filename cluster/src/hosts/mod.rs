@@ -11,6 +11,7 @@ mod commands;
 mod rate;
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
@@ -94,47 +95,36 @@ impl HostsCommand {
 }
 
 fn up(rate: Rate, count: usize) -> Outcome {
-    let hosts = match standing().len() {
-        there if there == count && commands::agent().exists() => {
-            refuse_others(&owner_file())?;
-            Hosts {
-                count,
-                afterwards: None,
-            }
-        }
-        _ => Hosts::make(count, None)?,
-    };
-    hosts.set_rate(rate)?;
+    if num_standing() == count && commands::agent().exists() {
+        refuse_others(&owner_file())?;
+    } else {
+        Hosts::make(count, None)?;
+    }
+    Hosts::standing(count).set_rate(rate)?;
     say!("{count} emulated hosts are up, {rate}; `trainer hosts down` removes them");
     Ok(())
 }
 
 fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
-    let count = standing().len();
+    let count = num_standing();
     if count == 0 {
         return Err(Failure::Failed(
             "no emulated hosts: make them by `trainer hosts up 1gbit`".to_owned(),
         ));
     }
-    let Some((program, words)) = words.split_first() else {
+    let Some((name, words)) = words.split_first() else {
         return Ok(());
     };
-    let mpirun = Mpirun::find();
-    let mpirun = Mpirun::needed(mpirun.as_ref())?;
-    let program = probe::program(program).ok_or_else(|| {
+    let program = probe::program(name).and_then(|program| std::path::absolute(program).ok());
+    let program = program.ok_or_else(|| {
         Failure::Usage(format!(
-            "`{program}` is not an executable program. Give its path, or a program in PATH."
+            "`{name}` is not an executable program. Give its path, or a program in PATH."
         ))
     })?;
-    let program = std::path::absolute(&program)
-        .map_err(|error| Failure::Failed(format!("{}: {error}", program.display())))?;
-    process::run(
-        Hosts {
-            count,
-            afterwards: None,
-        }
-        .command(mpirun, ranks.unwrap_or(count), &program, words)?,
-    )
+    let mpirun = Mpirun::find();
+    let mpirun = Mpirun::needed(mpirun.as_ref())?;
+    let hosts = Hosts::standing(count);
+    process::run(hosts.command(mpirun, ranks.unwrap_or(count), &program, words)?)
 }
 
 /// Refuses machines that cannot emulate hosts.
@@ -186,14 +176,22 @@ impl Hosts {
         // Prepared first, so that half-made hosts are removed too. `--of`: the next study may have
         // made hosts.
         let afterwards = Afterwards::run(&program, &["hosts", "down", "--of", &owner])?;
-        let made = Self::make(count, Some(&owner))?;
+        Self::make(count, Some(&owner))?;
         Ok(Hosts {
+            count,
             afterwards: Some(afterwards),
-            ..made
         })
     }
 
-    fn make(count: usize, owner: Option<&str>) -> Outcome<Self> {
+    /// Returns existing hosts, which stay.
+    fn standing(count: usize) -> Self {
+        Hosts {
+            count,
+            afterwards: None,
+        }
+    }
+
+    fn make(count: usize, owner: Option<&str>) -> Outcome {
         if count > MOST_HOSTS {
             return Err(Failure::Usage(format!(
                 "hosts: expected at most {MOST_HOSTS}, got {count}"
@@ -218,11 +216,7 @@ impl Hosts {
                 .or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
             set("net.ipv4.tcp_slow_start_after_idle=0")?;
         }
-        commands::write_agent(&cores)?;
-        Ok(Hosts {
-            count,
-            afterwards: None,
-        })
+        commands::write_agent(&cores)
     }
 
     /// Returns the number of hosts.
@@ -268,12 +262,13 @@ impl Hosts {
     }
 }
 
-/// Returns the namespaces of hosts.
-fn standing() -> Vec<String> {
-    commands::spaces()
-        .into_iter()
-        .filter(|space| space != commands::SWITCH)
-        .collect()
+/// Returns the number of namespaces of hosts.
+fn num_standing() -> usize {
+    let spaces = commands::spaces();
+    spaces
+        .iter()
+        .filter(|space| *space != commands::SWITCH)
+        .count()
 }
 
 /// Returns the file with the process that removes the hosts; absent for hosts made by hand.
@@ -325,18 +320,18 @@ fn down(ends_processes: bool) -> Outcome {
             let _ = process::send_signal(pid, "KILL");
         }
         asked(&["ip", "netns", "del", &space].map(str::to_owned))?;
-        let folder = commands::names_folder(&space);
-        if folder.exists() {
-            fs::remove_dir_all(&folder)
-                .map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+        remove(&commands::names_folder(&space))?;
+    }
+    remove(&commands::folder())
+}
+
+fn remove(folder: &Path) -> Outcome {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Failure::Failed(format!("{}: {error}", folder.display())))
         }
+        _ => Ok(()),
     }
-    let folder: PathBuf = commands::folder();
-    if folder.exists() {
-        fs::remove_dir_all(&folder)
-            .map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
-    }
-    Ok(())
 }
 
 /// Runs a command.

@@ -15,7 +15,7 @@ use crate::SimulationError;
 use crate::network::{Library, NetworkModel, Tokens};
 use crate::profile::StepProfile;
 use crate::servers::{ServerPlacement, ServerWorld};
-use crate::sums::{Sums, row};
+use crate::sums::Sums;
 
 /// Smallest bucket of [`Predictor::best_bucket_bytes`].
 const LEAST_BUCKET: u64 = 1 << 16;
@@ -280,8 +280,8 @@ impl Predictor {
             false => self.network,
         };
         let is_compressed = matches!(self.synchronisation, Synchronisation::Compressed { .. });
-        let layout = profile.layout().filter(|_| is_compressed);
-        let mut tensors = layout.as_ref().map(|layout| layout.entries());
+        let layout = profile.layout();
+        let mut tensors = layout.entries();
         let Some((sums, encoding_s_per_byte)) = &mut self.sums else {
             return Ok(StepCost::default());
         };
@@ -295,9 +295,9 @@ impl Predictor {
         let mut slowed_s = 0.0;
         for bucket in &profile.buckets {
             let bytes = bucket.bytes as f64;
-            let spans = match &mut tensors {
-                Some(tensors) => spans_of(bucket.bytes, tensors)?,
-                None => row(bucket.bytes as usize / size_of::<f32>()),
+            let spans = match is_compressed {
+                true => spans_of(bucket.bytes, &mut tensors)?,
+                false => Vec::new(),
             };
             let ready = match overlap {
                 true => bucket.ready_s + slowed_s,

@@ -1,6 +1,6 @@
 //! Step of one rank without communication.
 //!
-//! In: measured times, sizes of gradient buckets, optionally the parameters.
+//! In: measured times, sizes of gradient buckets, the parameters.
 //! Out: checked steps with other buckets or batches.
 //! Invariant: buckets are in the order of their reduction.
 
@@ -25,7 +25,7 @@ pub struct StepProfile {
     pub backward_s: f64,
     /// Buckets in the order of their reduction.
     pub buckets: Vec<BucketRecord>,
-    /// Parameters in module order; empty if unknown.
+    /// Parameters in module order.
     pub parameters: Vec<ParameterRecord>,
     /// Optimizer, after the last reduction.
     pub optimizer_s: f64,
@@ -48,25 +48,20 @@ impl StepProfile {
         self.straggler_spread_s * expected_largest(ranks)
     }
 
-    /// Returns the layout of the parameters in the flat buffer; `None` if unknown.
-    pub fn layout(&self) -> Option<ParameterLayout> {
+    /// Returns the layout of the parameters in the flat buffer.
+    pub fn layout(&self) -> ParameterLayout {
         let shape = |parameter: &ParameterRecord| (parameter.name.clone(), parameter.shape.clone());
-        (!self.parameters.is_empty())
-            .then(|| ParameterLayout::from_shapes(self.parameters.iter().map(shape)))
+        ParameterLayout::from_shapes(self.parameters.iter().map(shape))
     }
 
     /// Returns this step with the buckets of a training run with this limit.
     ///
-    /// Without parameters the buckets are those of [`with_bucket_bytes`](Self::with_bucket_bytes).
-    ///
     /// # Panics
     /// When `bytes` is 0.
     pub fn with_bucket_cap(&self, bytes: u64) -> Self {
-        let Some(layout) = self.layout() else {
-            return self.with_bucket_bytes(bytes);
-        };
         assert!(bytes > 0, "buckets hold something");
-        let plan = BucketPlan::new(&layout, usize::try_from(bytes).unwrap_or(usize::MAX));
+        let most = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let plan = BucketPlan::new(&self.layout(), most);
         let buckets = plan.buckets().iter().map(|bucket| {
             let ready = self.parameters[bucket.parameters.clone()]
                 .iter()
@@ -78,31 +73,6 @@ impl StepProfile {
         });
         Self {
             buckets: buckets.collect(),
-            ..self.clone()
-        }
-    }
-
-    /// Returns this step with buckets of `bytes`, the last one shorter.
-    ///
-    /// Gradients are assumed to come evenly between the times at which the old buckets were full.
-    ///
-    /// # Panics
-    /// When `bytes` is 0.
-    pub fn with_bucket_bytes(&self, bytes: u64) -> Self {
-        assert!(bytes > 0, "buckets hold something");
-        let total: u64 = self.buckets.iter().map(|bucket| bucket.bytes).sum();
-        let bucket = |start| {
-            let end = total.min(start + bytes);
-            BucketRecord {
-                ready_s: self.ready_s(end),
-                bytes: end - start,
-            }
-        };
-        let buckets = (0..total.div_ceil(bytes))
-            .map(|index| bucket(index * bytes))
-            .collect();
-        Self {
-            buckets,
             ..self.clone()
         }
     }
@@ -146,22 +116,6 @@ impl StepProfile {
             .for_each(|bucket| bucket.ready_s *= ratio);
         step.straggler_spread_s *= step.compute_s() / self.compute_s();
         step
-    }
-
-    /// Returns the time at which the first `bytes` of gradients are computed.
-    fn ready_s(&self, bytes: u64) -> f64 {
-        let mut start = 0;
-        let mut begin_s = 0.0;
-        for bucket in &self.buckets {
-            let ready_s = bucket.ready_s.max(begin_s);
-            if bucket.bytes > 0 && bytes <= start + bucket.bytes {
-                return begin_s
-                    + (ready_s - begin_s) * (bytes - start) as f64 / bucket.bytes as f64;
-            }
-            start += bucket.bytes;
-            begin_s = ready_s;
-        }
-        begin_s
     }
 
     pub(crate) fn check(&self) -> Result<(), SimulationError> {

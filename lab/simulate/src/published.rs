@@ -122,17 +122,24 @@ fn answer(claim: &PublishedClaim) -> Result<PublishedFigure, SimulationError> {
     // Gradients of a GPU come evenly during the backward pass.
     let seconds = claim.batch_size_per_rank as f64 / claim.images_per_second_of_one;
     let backward_s = seconds * (1.0 - FORWARD_SHARE);
+    let total = 4 * claim.num_parameters;
+    let bucket = |index: u64| {
+        let start = index * claim.bucket_bytes;
+        let end = total.min(start + claim.bucket_bytes);
+        BucketRecord {
+            ready_s: backward_s * end as f64 / total as f64,
+            bytes: end - start,
+        }
+    };
     let step = StepProfile {
         forward_s: seconds * FORWARD_SHARE,
         backward_s,
-        buckets: vec![BucketRecord {
-            ready_s: backward_s,
-            bytes: 4 * claim.num_parameters,
-        }],
+        buckets: (0..total.div_ceil(claim.bucket_bytes))
+            .map(bucket)
+            .collect(),
         batch_size_per_rank: claim.batch_size_per_rank,
         ..StepProfile::default()
     };
-    let step = step.with_bucket_bytes(claim.bucket_bytes);
     let prediction = predict(&step, ReductionKind::Ring, &network, claim.ranks, true)?;
     Ok(PublishedFigure {
         source: claim.source.to_owned(),

@@ -50,15 +50,6 @@ enum Method {
     Compressed(CompressionKind),
 }
 
-/// Returns a bucket of one row.
-pub(crate) fn row(columns: usize) -> Vec<TensorSpan> {
-    vec![TensorSpan {
-        range: 0..columns,
-        rows: 1,
-        columns,
-    }]
-}
-
 impl Sums {
     pub(crate) fn all_reduce(
         kind: ReductionKind,
@@ -156,7 +147,12 @@ impl Sums {
                     reducers[rank].sum(&mut buffer)?;
                 }
                 Method::Compressed(kind) => {
-                    BucketCompressor::new(*kind, row(length), 0).sum(&mut buffer, &**recorder)?;
+                    let row = vec![TensorSpan {
+                        range: 0..length,
+                        rows: 1,
+                        columns: length,
+                    }];
+                    BucketCompressor::new(*kind, row, 0).sum(&mut buffer, &**recorder)?;
                 }
             }
             operations.push(recorder.take());

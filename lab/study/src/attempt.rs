@@ -106,13 +106,8 @@ impl Attempt<'_> {
             repetition: self.repetition as u64,
             attempt: self.number as u64,
             status: Status::Failed,
-            why: None,
-            started: None,
-            seconds: None,
-            command: String::new(),
             directory: self.directory().display().to_string(),
-            quiet: None,
-            result: Value::Null,
+            ..AttemptRecord::default()
         }
     }
 }

@@ -36,18 +36,16 @@ pub(crate) fn apply(table: &mut Table, key: &str, value: &Value) {
         return;
     }
     let mut has_placed = false;
-    for (name, below) in table.iter_mut() {
-        if let Value::Table(below) = below
-            && ["base", "bench", "train", "netbench", "slurm"].contains(&name.as_str())
-        {
-            has_placed |= place(below);
-        }
+    for name in ["base", "bench", "train", "netbench", "slurm"] {
+        let below = table.get_mut(name).and_then(Value::as_table_mut);
+        has_placed |= below.is_some_and(place);
     }
     matrices(table).for_each(|matrix| has_placed |= place(matrix));
-    if !has_placed
-        && let Value::Table(shared) = table
-            .entry("base")
-            .or_insert_with(|| Value::Table(Table::new()))
+    let shared = table
+        .entry("base")
+        .or_insert_with(|| Value::Table(Table::new()));
+    if let Value::Table(shared) = shared
+        && !has_placed
     {
         shared.insert(key.to_owned(), value.clone());
     }

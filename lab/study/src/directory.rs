@@ -117,17 +117,6 @@ mod tests {
     use super::*;
     use cluster::run_directory::write;
 
-    #[test]
-    fn a_second_program_is_kept_out_of_a_directory() {
-        let folder = tempfile::tempdir().unwrap();
-        let directory = folder.path().join("study");
-        let first = lock(&directory).unwrap();
-        let refusal = lock(&directory).unwrap_err().to_string();
-        assert!(refusal.contains("another study"), "{refusal}");
-        drop(first);
-        drop(lock(&directory).unwrap());
-    }
-
     /// Locks a folder of these files; also returns whether the files are unchanged.
     fn locked(files: &[(&str, &str)]) -> (Outcome, bool) {
         let directory = tempfile::tempdir().unwrap();
@@ -185,15 +174,22 @@ mod tests {
             let (outcome, is_kept) = locked(files);
             assert!(outcome.is_ok() && is_kept, "{files:?}: {outcome:?}");
         }
-        let directory = tempfile::tempdir().unwrap();
+    }
+
+    #[test]
+    fn a_study_has_one_program_and_can_be_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("study");
+        let first = lock(&directory).unwrap();
+        let refusal = lock(&directory).unwrap_err().to_string();
+        assert!(refusal.contains("another study"), "{refusal}");
+        drop(first);
         for file in ["study.json", "runs/a/output.log", "log.txt"] {
-            write(&directory.path().join(file), STUDY).unwrap();
+            write(&directory.join(file), STUDY).unwrap();
         }
-        clear(directory.path()).unwrap();
-        let mut left: Vec<_> = fs::read_dir(directory.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        clear(&directory).unwrap();
+        let left = fs::read_dir(&directory).unwrap();
+        let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["lock", "log.txt"]);
     }

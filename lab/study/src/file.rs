@@ -253,17 +253,11 @@ impl StudyFile {
             );
             return refused("name", text);
         }
-        let counts = [
-            ("repetitions", self.repetitions),
-            ("attempts", self.attempts),
-            ("limit_s", self.limit_s),
-        ];
         let of_matrices = self.matrices.iter().filter_map(|matrix| matrix.repetitions);
-        let of_matrices = of_matrices.map(|count| ("repetitions", count));
-        for (key, count) in counts.into_iter().chain(of_matrices) {
-            if count == 0 {
-                return refused(key, "expected a whole number from 1, got 0".to_owned());
-            }
+        let counts = [self.repetitions, self.attempts, self.limit_s].into_iter();
+        if counts.chain(of_matrices).any(|count| count == 0) {
+            let text = "expected whole numbers from 1, got 0".to_owned();
+            return refused("repetitions, attempts and limit_s", text);
         }
         if self.quiet_cores.is_nan() || self.quiet_cores <= 0.0 {
             let text = format!("expected a number above 0, got {}", self.quiet_cores);
@@ -377,7 +371,7 @@ mod tests {
             ),
             (
                 &format!("attempts = 0\n{SMALL}"),
-                "attempts: expected a whole number from 1, got 0",
+                "attempts and limit_s: expected whole numbers from 1, got 0",
             ),
             (
                 &format!("quiet_cores = -1.0\n{SMALL}"),

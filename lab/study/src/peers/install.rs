@@ -6,6 +6,7 @@
 //! made for the same requirements that imports its framework is used unchanged.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,7 +37,10 @@ impl Installer<'_> {
     pub(super) fn python(&self, framework: Framework) -> Result<PathBuf, String> {
         let environment = self.folder.join(framework.on_one_rank().word());
         let python = environment.join("bin/python");
-        if self.is_installed(framework, &python) {
+        // The requirements of an environment.
+        let stamp = environment.join(format!("lockstep-{}.txt", framework.word()));
+        let is_current = fs::read_to_string(&stamp).is_ok_and(|text| text == pins(framework));
+        if is_current && can_import(framework, &python) {
             return Ok(python);
         }
         if !self.may_install {
@@ -52,6 +56,10 @@ impl Installer<'_> {
         );
         fs::create_dir_all(self.folder)
             .map_err(|error| format!("{}: {error}", self.folder.display()))?;
+        let step = |python: &Path, words: &[&OsStr]| {
+            let mut command = Command::new(python);
+            self.step(framework, command.args(words))
+        };
         if !python.exists() {
             let (first, last) = framework.python();
             let base = interpreter(first, last).ok_or_else(|| {
@@ -59,31 +67,22 @@ impl Installer<'_> {
                     "needs Python 3.{first} to 3.{last}, and none of python3, python3.N and pyenv's versions is one"
                 )
             })?;
-            self.step(framework, command(&base, &["-m", "venv"], &[&environment]))?;
+            step(
+                &base,
+                &["-m".as_ref(), "venv".as_ref(), environment.as_ref()],
+            )?;
         }
         for name in framework.requirements() {
-            let mut install = command(
-                &python,
-                &[
-                    "-m",
-                    "pip",
-                    "install",
-                    "--quiet",
-                    "--disable-pip-version-check",
-                ],
-                &[],
-            );
-            install
-                .arg("-r")
-                .arg(self.scripts.path(&format!("requirements/{name}.txt")));
-            self.step(framework, install)?;
+            let pip = "-m pip install --quiet --disable-pip-version-check -r";
+            let mut words: Vec<&OsStr> = pip.split(' ').map(OsStr::new).collect();
+            let file = self.scripts.path(&format!("requirements/{name}.txt"));
+            words.push(file.as_ref());
+            step(&python, &words)?;
         }
         // Horovod built for another PyTorch cannot be imported.
         if framework == Framework::Horovod && !can_import(framework, &python) {
-            self.step(
-                framework,
-                command(&python, &[], &[&self.scripts.path("install_horovod.py")]),
-            )?;
+            let script = self.scripts.path("install_horovod.py");
+            step(&python, &[script.as_ref()])?;
         }
         if !can_import(framework, &python) {
             return Err(format!(
@@ -91,34 +90,17 @@ impl Installer<'_> {
                 framework.module()
             ));
         }
-        let stamp = self.stamp(framework);
         fs::write(&stamp, pins(framework))
             .map_err(|error| format!("{}: {error}", stamp.display()))?;
         Ok(python)
     }
 
-    /// Returns the file with the requirements of an environment.
-    fn stamp(&self, framework: Framework) -> PathBuf {
-        self.folder
-            .join(framework.on_one_rank().word())
-            .join(format!("lockstep-{}.txt", framework.word()))
-    }
-
-    fn is_installed(&self, framework: Framework, python: &Path) -> bool {
-        let is_current =
-            fs::read_to_string(self.stamp(framework)).is_ok_and(|text| text == pins(framework));
-        python.exists() && is_current && can_import(framework, python)
-    }
-
     /// Runs one program of the installation; its last line is the reason of a failure.
-    fn step(&self, framework: Framework, command: Command) -> Result<(), String> {
-        say!("$ {}", process::shown(&command));
+    fn step(&self, framework: Framework, command: &Command) -> Result<(), String> {
+        say!("$ {}", process::shown(command));
         let log = self.folder.join(format!("{}.log", framework.word()));
-        let running = Guarded::start(&command, &log).map_err(|failure| failure.to_string())?;
-        match running
-            .finish(LIMIT)
-            .map_err(|failure| failure.to_string())?
-        {
+        let ended = Guarded::start(command, &log).and_then(|running| running.finish(LIMIT));
+        match ended.map_err(|failure| failure.to_string())? {
             Some(0) => Ok(()),
             _ => Err(last_line(&fs::read_to_string(&log).unwrap_or_default())),
         }
@@ -136,12 +118,6 @@ fn pins(framework: Framework) -> String {
 
 fn can_import(framework: Framework, python: &Path) -> bool {
     process::answer(python, &["-c", &format!("import {}", framework.module())]).is_some()
-}
-
-fn command(program: &Path, words: &[&str], paths: &[&Path]) -> Command {
-    let mut command = Command::new(program);
-    command.args(words).args(paths);
-    command
 }
 
 /// Returns the newest Python 3 with a minor version in this range.
@@ -215,36 +191,28 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_installed_where_that_is_forbidden() {
-        let folder =
-            std::env::temp_dir().join(format!("lockstep-jobs-{}-no-peers", std::process::id()));
-        let scripts = Scripts::of_study(&folder.with_extension("scripts")).unwrap();
-        let installer = Installer {
-            folder: &folder,
-            scripts: &scripts,
-            may_install: false,
-        };
-        let reason = installer.python(Framework::Jax).unwrap_err();
-        assert!(reason.contains("--no-install"), "{reason}");
-        fs::remove_dir_all(folder.with_extension("scripts")).unwrap();
-        assert!(!folder.exists());
-    }
-
-    #[test]
-    fn a_framework_without_a_python_for_it_is_a_reason() {
+    fn a_missing_environment_is_a_reason() {
         let folder = tempfile::tempdir().unwrap();
         let scripts = Scripts::of_study(&folder.path().join("scripts")).unwrap();
-        let installer = Installer {
-            folder: folder.path(),
-            scripts: &scripts,
-            may_install: true,
+        let peers = folder.path().join("peers");
+        let python = |may_install| {
+            let installer = Installer {
+                folder: &peers,
+                scripts: &scripts,
+                may_install,
+            };
+            installer.python(Framework::Jax).unwrap_err()
         };
+        let forbidden = python(false);
+        assert!(forbidden.contains("--no-install"), "{forbidden}");
+        assert!(!peers.exists());
         // A file in place of the environment makes the program fail.
-        fs::write(folder.path().join("jax"), "").unwrap();
-        let reason = installer.python(Framework::Jax).unwrap_err();
+        fs::create_dir(&peers).unwrap();
+        fs::write(peers.join("jax"), "").unwrap();
+        let failed = python(true);
         assert!(
-            !reason.is_empty() && reason.lines().count() == 1,
-            "{reason}"
+            !failed.is_empty() && failed.lines().count() == 1,
+            "{failed}"
         );
     }
 }

@@ -188,7 +188,7 @@ impl Point<'_> {
             self.count("steps", 1)?;
         }
         Ok(Cell {
-            id: self.id(&place, ranks, batch)?,
+            id: self.id(&settings),
             kind: self.matrix.kind,
             world_size,
             ranks,
@@ -304,53 +304,38 @@ impl Point<'_> {
 
     /// Returns kind, model, format, batch, ranks, method and network, then the keys that
     /// distinguish points.
-    fn id(&self, place: &Place, ranks: usize, batch: Option<(usize, usize)>) -> Outcome<String> {
-        let mut parts = Vec::new();
+    fn id(&self, settings: &Map<String, Json>) -> String {
+        let of = |start: &str, key: &str| {
+            let value = settings.get(key).and_then(records::text);
+            value.map_or(String::new(), |value| format!("{start}{value}"))
+        };
+        let mut parts = vec![of("", "framework")];
         if self.matrix.kind != Kind::Bench {
-            parts.push(self.matrix.kind.name().to_owned());
+            parts.insert(0, self.matrix.kind.name().to_owned());
         }
-        let framework = self.text("framework", "")?;
-        parts.extend(Some(framework).filter(|word| !word.is_empty()));
-        let threads = self.count("threads", 1)?;
-        if let Some((own, _)) = batch {
-            parts.extend([
-                self.text("model", "")?,
-                self.text("dtype", "")?,
-                format!("b{own}"),
-                format!("r{ranks}"),
-            ]);
-            if threads > 1 {
-                parts.push(format!("t{threads}"));
-            }
-            let mut sync = self.text("sync", "")?;
-            let compression = self.text("compress", "none")?;
-            if compression != "none" {
-                sync.push_str(&format!("+{compression}"));
-            }
-            parts.extend(Some(sync).filter(|word| !word.is_empty()));
-        } else {
-            parts.push(format!("r{ranks}"));
+        if self.matrix.kind != Kind::Netbench {
+            let own = of("b", "batch_size_per_rank");
+            parts.extend([of("", "model"), of("", "dtype"), own]);
         }
-        parts.push(match place {
-            Place::Machine => "machine".to_owned(),
-            Place::Hosts { rate, .. } => rate.to_string(),
-            Place::Slurm { .. } => "slurm".to_owned(),
-        });
+        parts.push(of("r", "ranks"));
+        if self.matrix.kind != Kind::Netbench {
+            let threads = Some(of("t", "threads")).filter(|threads| threads != "t1");
+            let compression = Some(of("+", "compress")).filter(|kind| kind != "+none");
+            parts.push(threads.unwrap_or_default());
+            parts.push(of("", "sync") + &compression.unwrap_or_default());
+        }
+        parts.push(of("", "network"));
         if self.matrix.scaling == Scaling::Strong {
             parts.push("strong".to_owned());
         }
         for key in &self.named {
-            if let Some(value) = self.values.get(key).and_then(word) {
-                parts.push(format!("{key}{value}"));
-            }
+            let value = self.values.get(key).and_then(word);
+            parts.extend(value.map(|value| format!("{key}{value}")));
         }
+        parts.retain(|part| !part.is_empty());
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
-        let name = parts
-            .join("-")
-            .chars()
-            .map(|c| if is_plain(c) { c } else { '_' })
-            .collect();
+        let name = parts.join("-").replace(|c: char| !is_plain(c), "_");
         // Limit of file systems.
-        Ok(folder_name(name, 255))
+        folder_name(name, 255)
     }
 }

@@ -69,7 +69,7 @@ impl Own {
                 .living
                 .get(&process.id)
                 .is_some_and(|known| known.start == process.start);
-            was_ours || is_descendant(process, &processes, this) || self.is_marked(process.id)
+            was_ours || process.id == this || self.is_marked(process.id)
         };
         let own: Vec<Process> = processes.iter().filter(is_ours).cloned().collect();
         self.count(own);
@@ -177,21 +177,6 @@ fn process(stat: &str) -> Option<Process> {
     })
 }
 
-fn is_descendant(process: &Process, all: &[Process], of: u32) -> bool {
-    let mut id = process.id;
-    // Bounded, as the list changes meanwhile.
-    for _ in 0..all.len() {
-        if id == of {
-            return true;
-        }
-        match all.iter().find(|process| process.id == id) {
-            Some(process) if process.parent != 0 => id = process.parent,
-            _ => return false,
-        }
-    }
-    false
-}
-
 /// Returns busy and stolen seconds of all CPUs.
 fn machine_seconds(stat: &str) -> (f64, f64) {
     let line = stat.lines().next().unwrap_or_default();
@@ -244,15 +229,6 @@ mod tests {
         assert_eq!(process("4242 (a"), None);
     }
 
-    #[test]
-    fn descent_goes_over_several_parents_and_ends() {
-        let of = |id, parent| process_of(id, parent, 0, 0);
-        let all = [of(1, 0), of(5, 1), of(6, 5), of(7, 6), of(8, 8)];
-        assert!(is_descendant(&all[3], &all, 5));
-        assert!(!is_descendant(&all[1], &all, 6));
-        assert!(!is_descendant(&all[4], &all, 5));
-    }
-
     fn process_of(id: u32, parent: u32, ticks: u64, waited_ticks: u64) -> Process {
         Process {
             id,
@@ -265,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_process_counts_once_in_its_parents_time_or_as_it_was_last_seen() {
+    fn an_ended_process_counts_once_in_the_time_of_its_parent_or_of_the_last_look() {
         let mut own = Own::new("-");
         // A program with a child and its child, and a daemon with a child; 1 is not of the run.
         own.count(vec![

@@ -17,7 +17,7 @@ use cluster::failure::{Failure, Outcome};
 
 mod accounts;
 
-/// Variable with the run of a process that is not a descendant: on an emulated host, under Slurm.
+/// Variable with the run of a process, also on an emulated host and under Slurm.
 pub(crate) const MARK: &str = "LOCKSTEP_WATCH";
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -91,8 +91,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Begins to observe. Descendants of this process, and processes with [`MARK`] set to `mark`,
-    /// belong to the run.
+    /// Begins to observe. This process and processes with [`MARK`] set to `mark` belong to the run.
     ///
     /// # Errors
     /// The operating system refuses a thread.
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_what_is_busy_and_not_ours() {
+    fn others_use_the_busy_time_that_is_not_of_the_run() {
         let quiet = Quiet::between(
             &accounts(0, 100.0, 5.0, 10.0),
             &accounts(10, 118.0, 6.0, 25.0),
@@ -239,11 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn work_of_a_child_and_of_a_marked_process_elsewhere_is_ours() {
+    fn work_of_marked_processes_counts_for_the_run() {
         let mark = format!("test-{}", std::process::id());
         let mut own = Own::new(&mark);
         let first = own.look();
-        let mut child = Command::new("sh").args(["-c", BURN]).spawn().unwrap();
+        let mut child = Command::new("sh");
+        child.args(["-c", BURN]).env(MARK, &mark);
+        let mut child = child.spawn().unwrap();
         // The parent of the second one ends at once, like a daemon's.
         let mut daemon = Command::new("setsid");
         daemon
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_ends_and_tells_no_negative_numbers() {
+    fn a_watch_ends_and_reports_no_negative_numbers() {
         let watch = Watch::start("-").unwrap();
         assert!(
             Command::new("sh")

@@ -125,7 +125,7 @@ fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synchroni
 
 /// Returns the seconds per byte of gradients that one rank needs to encode and decode.
 fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f64> {
-    let layout = profile.layout().unwrap_or_default();
+    let layout = profile.layout();
     if layout.num_elements() == 0 {
         return Ok(0.0);
     }
