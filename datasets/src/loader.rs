@@ -30,25 +30,25 @@ pub struct LoaderConfig {
     pub micro_batch_size: usize,
     /// Augmentation of images; `None` for testing.
     pub augment: Augment,
-    /// Mixing of images with others; the default for testing. Not possible with raw pixels.
+    /// Mixing of two images; no mixing for testing. Not possible with raw pixels.
     pub mix: Mix,
-    /// The shape of images, where it is another than the data set's; of resized crops only.
+    /// Shape of the images, if it differs from the data set's; only for resized crops.
     pub image_shape: Option<ImageShape>,
     /// Mean and standard deviation of each channel.
     pub normalization: Normalization,
-    /// True if pixels are left as they were read, for the device to crop, flip and normalise.
+    /// True if the device crops, flips and normalises the pixels.
     pub raw: bool,
     /// The seed of the augmentation.
     pub seed: u64,
     /// The epoch of the augmentation, from 0.
     pub epoch: u64,
-    /// The number of threads that load; 0 loads in the calling thread.
+    /// Number of loading threads; 0 loads in the calling thread.
     ///
-    /// One (the default) feeds a CIFAR ResNet many times over; more pay only for images decoded on
-    /// demand.
+    /// One thread (the default) suffices for a network on small images. More threads help only if
+    /// images are decoded on demand.
     pub num_threads: usize,
-    /// The number of steps made or held ahead, at least 1; it bounds the threads that can work at
-    /// once.
+    /// Number of steps that are prepared ahead, at least 1. It limits the number of threads that
+    /// work at once.
     pub prefetch_steps: usize,
     /// The step to begin with, for a run that continues inside an epoch.
     pub first_step: usize,
@@ -91,8 +91,8 @@ pub struct LoadedStep<B = HostBatch> {
     pub step_in_epoch: usize,
     /// The number of samples of the step over all shards.
     pub global_num_samples: usize,
-    /// The micro-batches of the reader's shards, one shard's after the other's: as many of every
-    /// shard, though in the last step some may be empty on some shards.
+    /// Micro-batches of the reader's shards, shard by shard. Each shard has the same number; in the
+    /// last step some may be empty.
     pub micro_batches: Vec<B>,
 }
 

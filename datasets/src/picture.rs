@@ -18,8 +18,8 @@ pub struct Picture {
     pub shape: ImageShape,
 }
 
-/// Returns the images of `pixels` `[N, H, W, C]` in a square, row by row; `None` without an image,
-/// or where they have neither 1 nor 3 channels.
+/// Arranges the images of `pixels` `[N, H, W, C]` in a square, row by row. Returns `None` without
+/// images, or if they have neither 1 nor 3 channels.
 ///
 /// # Panics
 /// If `pixels` is no whole number of images of `shape`, or `normalization` is of another number of

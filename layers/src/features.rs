@@ -159,7 +159,7 @@ impl fmt::Debug for Features {
 }
 
 impl Features {
-    /// Computes the features and returns their shape, `[N, H, W, C]`; all ranks must call it alike.
+    /// Computes the features and returns their shape, `[N, H, W, C]`. All ranks must make this call.
     pub fn dims(&self) -> [usize; 4] {
         self.values().tensor.dims()
     }

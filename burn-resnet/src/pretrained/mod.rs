@@ -63,22 +63,22 @@ pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, We
 /// The source of the last layer, whose outputs are the classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// The file, as for all other layers.
+    /// The last layer comes from the file, like all other layers.
     OfFile,
-    /// The model, if its classes are not those of the file.
+    /// The last layer stays that of the model, for other classes than the file's.
     Own,
 }
 
-/// The tensors that a model took from a file.
+/// Tensors that a model read from a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
     /// The keys and modules around the tensors, such as `state_dict.model`, if there are any.
     pub key: Option<String>,
-    /// The tensors that were taken, by their PyTorch names, in module order.
+    /// Tensors read from the file, by their PyTorch names, in module order.
     pub taken: Vec<String>,
-    /// The tensors that stay as they were: the head's, where it keeps its own.
+    /// Tensors that keep the model's values: those of the head with [`Head::Own`].
     pub kept: Vec<String>,
-    /// The paths of tensors in the file that are among those taken, but are not in the model.
+    /// Paths of tensors next to these in the file that the model does not have.
     pub unused: Vec<String>,
 }
 

@@ -212,7 +212,7 @@ impl BucketCompressor {
         }
     }
 
-    /// Continues from the state of a compressor of the same plan after `num_steps` sums: its
+    /// Restores the state that a compressor with the same plan had after `num_steps` sums: its
     /// [`residual`](Self::residual), and its [`factors`](Self::factors) unless they are empty.
     /// Factors and steps must be equal on all ranks.
     ///

@@ -15,9 +15,9 @@
 //! Q that has become zero is drawn again, so that no part of the rank is lost. Q is orthonormal at
 //! the start of a step, so that P has the scale of the gradients.
 //!
-//! The paper keeps M_r less the mean M̂ / N. The sum of the residuals is the same. But the
-//! residuals of two ranks then differ by all that their gradients have ever differed, without
-//! bound. Here P also takes from each rank what it can.
+//! The paper keeps M_r − M̂ / N. The sum of the residuals is the same, but the difference between
+//! the residuals of two ranks then grows without bound if their gradients differ permanently. Here
+//! each rank subtracts its own projection P Pᵀ M_r, which avoids this.
 
 use std::ops::Range;
 

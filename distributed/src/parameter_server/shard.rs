@@ -244,8 +244,8 @@ fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
     total
 }
 
-/// Returns the server of each bucket: the largest buckets first, each to the server that has least
-/// (by size, the lowest of equals).
+/// Returns the server of each bucket. Buckets are assigned in order of size, largest first, each to
+/// the server with the fewest elements so far (the lowest of equals).
 pub fn assign_buckets(bucket_sizes: &[usize], num_servers: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..bucket_sizes.len()).collect();
     order.sort_by_key(|&bucket| (std::cmp::Reverse(bucket_sizes[bucket]), bucket));

@@ -237,8 +237,8 @@ impl GradientReducer {
             .map(|jobs| jobs.send(Job::Header(bytes)));
     }
 
-    /// Closes the micro-step with the gradients that its backward pass left on the tape; those
-    /// given to hooks are no longer there. A parameter without a gradient adds zero.
+    /// Ends the micro-step with the gradients that its backward pass left on the tape; gradients
+    /// that hooks received are not on the tape. A parameter without a gradient adds zero.
     ///
     /// Without [`begin_micro_step`](Self::begin_micro_step) it opens a micro-step of weight
     /// `weight` that others may follow.

@@ -57,12 +57,12 @@ pub fn corrections(betas: [f64; 2], num_updates: u64) -> [f64; 2] {
 /// Numbers of one update, equal for all values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWUpdate {
-    /// The step along the direction.
+    /// Step along the direction.
     pub learning_rate: f32,
-    /// Factor of a parameter before the step: 1 − learning rate · weight decay, 1 for parameters
-    /// that are spared.
+    /// Factor of a parameter before the step: 1 − learning rate · weight decay, or 1 for parameters
+    /// without decay.
     pub kept: f32,
-    /// Along which.
+    /// Direction of the step.
     pub direction: AdamDirection,
 }
 

@@ -187,7 +187,7 @@ pub struct DoctorConfig {
 }
 
 impl DoctorConfig {
-    /// Decides the examination.
+    /// Resolves the flags of `trainer doctor`.
     ///
     /// # Errors
     /// A [`ConfigError`] naming the option and the remedy.

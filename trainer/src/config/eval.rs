@@ -45,7 +45,7 @@ pub struct EvalConfig {
     pub data: DataSection,
     /// Device and threads.
     pub compute: ComputeSection,
-    /// Training images, no more than needed.
+    /// Options of the training images that decide the evaluated split.
     #[serde(skip)]
     pub train_split: TrainSplitSection,
     /// Seed of the run, by which `--val-fraction` chose.

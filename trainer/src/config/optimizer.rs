@@ -54,9 +54,9 @@ pub enum OptimizerChoice {
     },
     /// Adam's direction, its step scaled for each tensor (You et al. 2020, 1904.00962).
     ///
-    /// As timm's `Lamb` without its clipping: moments are corrected for their start, an undefined
-    /// ratio is 1, parameters without decay have no ratio. Unlike there, weights have the ratio
-    /// even if the decay is 0.
+    /// As timm's `Lamb` without clipping: moments are corrected for their start at zero, an
+    /// undefined ratio is 1, and parameters without decay have no ratio. Unlike in timm, weights
+    /// have a ratio even if the decay is 0.
     Lamb(AdamConfig),
     /// The optimizer of the model family.
     Custom,

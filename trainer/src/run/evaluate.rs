@@ -37,7 +37,7 @@ pub struct EvaluateConfig {
     pub input: InputKind,
     pub loss: Arc<dyn Loss>,
     pub metrics: Vec<Arc<dyn Metric>>,
-    /// Prints how far a long evaluation is.
+    /// Prints the progress of a long evaluation.
     pub reporter: Reporter,
 }
 

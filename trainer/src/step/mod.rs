@@ -499,7 +499,7 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    /// Returns the way of the gradients to the other ranks, in words.
+    /// Describes the route of the gradients to the other ranks.
     pub fn gradient_route(&self) -> &'static str {
         let host = match &self.replica {
             Replica::Device(device) if device.is_captured() => {

@@ -66,7 +66,7 @@ impl<I: Send + 'static, O: Send + 'static> Readback<I, O> {
     /// Queues an item to be read.
     ///
     /// # Panics
-    /// As the reading of this or an earlier item did.
+    /// If reading this or an earlier item panicked.
     pub fn send(&mut self, item: I) {
         let is_sent = match &mut self.reader {
             Reader::Thread(items, _) => {

@@ -101,7 +101,7 @@ impl World {
         }
     }
 
-    /// Stops the watchdog after a barrier: from then on no rank waits for another.
+    /// Stops the watchdog after a barrier, after which no rank waits for another.
     /// Collective: all ranks.
     pub fn end_watch(&self, watchdog: Option<Watchdog>) -> Result<()> {
         self.communicator.barrier()?;

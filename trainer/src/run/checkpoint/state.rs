@@ -75,8 +75,7 @@ impl Progress {
         ))
     }
 
-    /// Returns the step that the schedule counts: `step_in_epoch` steps after the beginning of
-    /// `epoch`.
+    /// Returns the step of the learning rate schedule, which ignores `extra_steps`.
     pub fn schedule_step(&self) -> u64 {
         self.step
             .saturating_add_signed(self.extra_steps.saturating_neg())

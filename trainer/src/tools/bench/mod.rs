@@ -2,7 +2,7 @@
 //!
 //! In: the configuration, the ranks. Out: [`BenchResult`], and the step without waiting for a
 //! prediction.
-//! Invariant: the step is that of `train`; only the input costs nothing but a copy.
+//! Invariant: the step is that of `train`, but its input is only a copy.
 
 mod profile;
 

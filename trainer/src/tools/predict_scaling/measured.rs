@@ -23,7 +23,7 @@ const NO_PART_OF_A_GROUP: [&str; 5] = [
     "batch_size_per_rank",
 ];
 
-/// Runs that differ in their ranks only.
+/// Runs that differ only in their ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Common settings.
@@ -63,8 +63,8 @@ pub struct Scaled {
 /// A prediction with the study whose cells alone it is for.
 type Predictions = Vec<(Option<String>, PredictionFile)>;
 
-/// Reads measured runs, and compares them with `predictions` and with those in a study. `warn` gets
-/// what cannot be read.
+/// Reads measured runs, and compares them with `predictions` and with those in a study. Calls
+/// `warn` for files that cannot be read.
 ///
 /// # Errors
 /// A file cannot be read, or has no run.
