@@ -27,11 +27,11 @@ pub struct CropBox {
 /// The part of an image that becomes a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
-    /// This part, cut out before it is resized, as torchvision's `resized_crop`: the filter sees
-    /// nothing around it.
+    /// This part, cropped before it is resized, as by torchvision's `resized_crop`. The filter
+    /// reads no pixels outside it.
     Crop(CropBox),
-    /// The middle of the image whose shorter side was brought to this length, as torchvision's
-    /// `Resize` and `CenterCrop`.
+    /// The centre of the image after its shorter side was resized to this length, as by
+    /// torchvision's `Resize` and `CenterCrop`.
     Middle {
         /// At least the height and width of the sample, in pixels.
         shorter_side: u32,

@@ -19,9 +19,9 @@ const FIRST_BUCKET_CAP_BYTES: usize = 1 << 18;
 /// Parameters whose gradients are reduced by one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Its elements' indices in the flat buffer.
+    /// Indices of its elements in the flat buffer.
     pub elements: Range<usize>,
-    /// Its parameters' indices in the layout, at least one.
+    /// Indices of its parameters in the layout, at least one.
     pub parameters: Range<usize>,
 }
 

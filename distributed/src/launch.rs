@@ -63,9 +63,9 @@ where
     }
 }
 
-/// Leaves the world after work has been `done`, together with the other ranks. An error ends the job
-/// on all ranks; without a `communicator` this process did not find them. `report` prints the error,
-/// with the rank if there are several, and returns the exit code.
+/// Leaves the world after work has been `done`, together with the other ranks. An error ends the
+/// job on all ranks; without a `communicator` this process did not find them. `report` prints the
+/// error, with the rank if there are several, and returns the exit code.
 ///
 /// # Collective
 /// Must be called by all ranks.

@@ -69,8 +69,8 @@ pub fn broadcast_module<M: Module>(
 /// Must be called by all ranks.
 ///
 /// # Differs from PyTorch
-/// `DistributedDataParallel` broadcasts root's buffers at every forward pass; here each rank keeps
-/// its own until asked.
+/// `DistributedDataParallel` broadcasts root's buffers at every forward pass; here the ranks'
+/// buffers differ until this call.
 pub fn average_norm_statistics<M: Module>(
     module: M,
     communicator: &dyn Communicator,

@@ -15,7 +15,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Returns the loss of all rows. A logit that is not finite gives a sum that is not.
+    /// Returns the loss of all rows. If a logit is not finite, neither is the sum.
     ///
     /// # Panics
     /// Unless there are as many targets as logits, in whole rows.

@@ -159,14 +159,15 @@ impl fmt::Debug for Features {
 }
 
 impl Features {
-    /// Computes the features and returns their shape, `[N, H, W, C]`. All ranks must make this call.
+    /// Computes the features and returns their shape, `[N, H, W, C]`. All ranks must make this
+    /// call.
     pub fn dims(&self) -> [usize; 4] {
         self.values().tensor.dims()
     }
 
-    /// Returns shortcut A: every second row and column, and `channels` channels, of which those
-    /// that are missing are zeros, half in front and half behind (He et al. 2015, arXiv 1512.03385,
-    /// section 3.3). No parameters.
+    /// Returns shortcut A: every second row and column, padded to `channels` channels with zeros,
+    /// half of them first and half last (He et al. 2015, arXiv 1512.03385, section 3.3). It has no
+    /// parameters.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, ceil(H / 2), ceil(W / 2), channels]`.

@@ -22,7 +22,8 @@ macro_rules! around {
     ($name:ident, $stock:ty, $doc:literal) => {
         #[doc = $doc]
         ///
-        /// It derefs to burn's module, which holds the parameters, and is made of one by `into`.
+        /// It dereferences to burn's module, which holds the parameters. `into` converts burn's
+        /// module.
         #[derive(Clone, Debug)]
         pub struct $name($stock);
 

@@ -2,8 +2,8 @@
 //!
 //! In: a tensor and the module around it. Out: the same tensor under the other name, in the other
 //! layout; on the way in also in the type of the module's own tensor. Invariant: one conversion
-//! undoes the other. burn-store knows most layers; the others are here. A variant of an enum is no
-//! part of a name: `network.EffNet.stem` is `stem` if the whole model is in that enum.
+//! undoes the other. burn-store knows most layers; the others are here. Names omit
+//! variants of enums: `network.EffNet.stem` is `stem` if the whole model is in that enum.
 
 use std::collections::HashMap;
 use std::sync::Arc;

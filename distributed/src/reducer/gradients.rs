@@ -1,4 +1,4 @@
-//! Gradients as an optimizer takes them.
+//! Reduced gradients for an optimizer.
 //!
 //! In: reduced buckets. Out: views of them. Invariant: only a reduction makes a [`SyncedBucket`],
 //! so an optimizer that takes one never receives gradients that differ between ranks.

@@ -51,8 +51,8 @@ impl KernelCalls {
         (result, Self(calls))
     }
 
-    /// Returns how often a step reads or writes the output of a layer: the bytes of all
-    /// activations' walks over those of the convolutions' results of trained layers; 0 without any.
+    /// Returns the number of times that a step reads or writes the output of a layer: the bytes of
+    /// all reads and writes over the bytes of the convolutions' results; 0 without trained layers.
     pub fn walks(&self) -> f64 {
         let of = |bytes: fn(&(Kernel, LayerCall)) -> usize| {
             self.0.iter().map(bytes).sum::<usize>() as f64

@@ -1,10 +1,10 @@
-//! The refusal of a configuration. Its message names the option, the problem and the remedy.
+//! Error of a configuration: the option, the problem and the remedy.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use thiserror::Error;
 
-/// A configuration that cannot be run as asked: wrong usage, exit code 2.
+/// Invalid configuration: wrong usage, exit code 2.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct ConfigError(pub(crate) String);

@@ -51,8 +51,8 @@ impl LearningRate {
         }
     }
 
-    /// The rate of `step`, counted from 0 over the whole run; after the planned steps, that of the
-    /// last of them.
+    /// Returns the rate of `step`, counted from 0 over the whole run. Steps after the planned ones
+    /// have the rate of the last planned step.
     ///
     /// Warmup starts at `warmup_start_factor` of the peak and rises linearly by the step; Goyal et
     /// al. start at 1/k for a batch k times the reference, which is `--warmup-start-factor` 1/k.

@@ -95,20 +95,20 @@ pub struct StepContext {
     pub keeps_gradients: bool,
     /// Sum of the class weights of the step's samples over all ranks, if the loss is a mean by them.
     pub weight_sum: Option<f64>,
-    /// Whether this rank wants the run to stop after the step.
+    /// True if this rank requests that the run stop after the step.
     pub stop: bool,
 }
 
-/// The part of the other ranks in a step.
+/// Synchronisation of a rank with the others in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SyncMode {
-    /// Gradients are summed; the update is made of the mean over all ranks' samples.
+    /// Gradients are summed; the update uses the mean over all ranks' samples.
     Global,
     /// A server updates with each rank's mean gradient separately.
     Push,
     /// The rank updates with its own mean gradient.
     Local,
-    /// As `Local`; then parameters and velocities are averaged.
+    /// An update as with `Local`, followed by an average of parameters and velocities.
     LocalThenAverage,
 }
 

@@ -453,7 +453,7 @@ impl<M: ImageClassifier> Stepper<M> {
         self.host()?.reducer.reduction_state()
     }
 
-    /// Continues after `num_steps` steps with the reduction's state from then.
+    /// Restores the state that the reduction had after `num_steps` steps.
     ///
     /// # Panics
     /// If a length differs from that of the [own state](Self::reduction_state).
@@ -463,7 +463,7 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    /// Returns the device of the batches, with its autodiff.
+    /// Returns the autodiff device of the batches.
     pub fn device(&self) -> &Device {
         &self.device
     }

@@ -196,7 +196,7 @@ choices! {
         Nccl,
     }
 
-    /// The batch that stays the same as ranks are added.
+    /// The batch that does not change with the number of ranks.
     ScalingKind {
         /// The batch of each rank.
         Weak,

@@ -73,7 +73,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// Measures the step's kernels separately. All ranks of a machine do so together, as they share
+    /// Measures the step's kernels separately, on all ranks of a machine at once, because they share
     /// its memory.
     pub fn add_alone(&mut self) {
         self.result.activation_walks = self.calls.walks();
