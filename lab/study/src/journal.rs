@@ -144,8 +144,14 @@ mod tests {
     use std::fs;
 
     fn record(cell: &str, repetition: usize, attempt: usize, status: &str) -> AttemptRecord {
-        let record = json!({ "cell": cell, "repetition": repetition, "attempt": attempt, "status": status, "seconds": 2.0 });
-        serde_json::from_value(record).unwrap()
+        AttemptRecord {
+            cell: cell.to_owned(),
+            repetition: repetition as u64,
+            attempt: attempt as u64,
+            status: serde_json::from_value(json!(status)).unwrap(),
+            seconds: Some(2.0),
+            ..AttemptRecord::default()
+        }
     }
 
     #[test]
