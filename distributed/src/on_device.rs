@@ -18,9 +18,9 @@ use crate::replica::{ParameterEntry, ParameterLayout};
 pub enum ElementOrder {
     /// The order of the module's tensors.
     Module,
-    /// `[O, H, W, I]` for tensors of four dimensions, `[O, I, H, W]` in the module: a GPU's
-    /// convolutions read weights and write gradients in this order, without a copy. Otherwise as
-    /// `Module`.
+    /// `[O, H, W, I]` for tensors of four dimensions (`[O, I, H, W]` in the module). A GPU's
+    /// convolutions read weights and write gradients in this order, without a copy. Other tensors
+    /// keep the order of `Module`.
     ChannelsLast,
 }
 

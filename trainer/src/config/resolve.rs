@@ -1,8 +1,8 @@
-//! The sections of a run: each decided by itself, then checked against the others.
+//! Decides each section of a run separately, then checks the sections against each other.
 //!
 //! In: typed flags, the world size. Out: [`Sections`].
-//! Invariant: no file is opened, and except in [`Sections::expect_offered`] nothing depends on the
-//! machine: all ranks decide alike, and a saved configuration can be read anywhere.
+//! Invariant: opens no file. Only [`Sections::expect_offered`] depends on the machine, so all ranks
+//! decide the same, and every machine can read a saved configuration.
 
 use super::batch::BatchSection;
 use super::compute::ComputeSection;

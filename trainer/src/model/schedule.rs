@@ -93,7 +93,7 @@ impl LearningRate {
         }
     }
 
-    /// Steps over which the rate runs its course.
+    /// Returns the number of steps of the whole schedule.
     pub fn total_steps(&self) -> u64 {
         self.total_steps
     }

@@ -11,7 +11,7 @@ use records::{EpochRecord, JsonLine, JsonLines, file, read_lines};
 
 use crate::run::directory::session_path;
 
-/// The file, open to be appended to.
+/// The file `metrics.jsonl`, open for appending.
 #[derive(Debug)]
 pub struct MetricsFile {
     lines: JsonLines,

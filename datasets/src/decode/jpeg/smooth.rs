@@ -1,8 +1,7 @@
-//! Estimates of the lowest frequencies that no scan of a progressive file has, from the means of
-//! 5x5 blocks.
+//! Estimates the lowest frequencies of a truncated progressive file from the means of 5x5 blocks.
 //!
-//! In: blocks, and the bits that are read of each value. Out: the same blocks, with estimates for
-//! values that are zero and not exact.
+//! In: blocks, and the number of known bits of each value. Out: the blocks, with estimates in place
+//! of zeros that are not exact.
 //! Invariant: the values of libjpeg-turbo's `decompress_smooth_data`.
 //! Source: ITU-T T.81, section K.8, with a larger window.
 
