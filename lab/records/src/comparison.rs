@@ -318,12 +318,6 @@ impl ComparisonRow {
         loss_after(self.rounds.first()?, updates)
     }
 
-    /// Returns the efficiency: speedup over ranks.
-    pub fn efficiency(&self) -> Option<Estimate> {
-        let speedup = self.speedup?;
-        Some(speedup.scaled(1.0 / self.ranks as f64))
-    }
-
     /// Returns whether all rounds have the losses of `ours`; `None` if either has none.
     pub fn agrees_with(&self, ours: &ComparisonRow) -> Option<bool> {
         let tolerances = match IMAGENET.contains(&self.model.as_str()) {
@@ -495,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn ratio_speedup_and_efficiency_are_taken_in_each_round() {
+    fn ratio_and_speedup_are_taken_in_each_round() {
         let rows = judged([
             // The machine is three times as fast in the second round.
             row(OURS, 1, &[100.0, 300.0, 110.0], SAME),
@@ -508,7 +502,7 @@ mod tests {
         assert_eq!(rows[1].speed(), Some(220.0));
         assert!(rows[1].counts && near(rows[1].speedup, 2.0));
         assert!(near(rows[3].ratio, (0.4 + 240.0 / 540.0) / 2.0));
-        assert!(near(rows[3].efficiency(), 0.8));
+        assert!(near(rows[3].speedup, 1.6));
         assert_eq!(
             rows[3].ratio.unwrap().interval,
             None,

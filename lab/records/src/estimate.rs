@@ -5,7 +5,6 @@
 //! computer and communication systems, appendix A.
 
 use crate::median;
-use serde::{Deserialize, Serialize};
 
 /// Confidence of an interval.
 pub const CONFIDENCE: f64 = 0.95;
@@ -17,13 +16,12 @@ const NORMAL_QUANTILE: f64 = 1.959_963_985;
 const MOST_SUMMED: usize = 1000;
 
 /// Median of several measurements, in their unit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
     /// Median of the measurements.
     pub median: f64,
     /// Smallest and largest bound of the true median, with a confidence of at least 95 % for any
     /// distribution; absent (null) below six measurements.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<[f64; 2]>,
 }
 
@@ -38,22 +36,6 @@ impl Estimate {
         let median = median(&mut sorted);
         let interval = median_interval(sorted.len()).map(|(low, high)| [sorted[low], sorted[high]]);
         Some(Estimate { median, interval })
-    }
-
-    /// Returns the estimate times a positive factor.
-    pub fn scaled(self, factor: f64) -> Self {
-        Estimate {
-            median: self.median * factor,
-            interval: self
-                .interval
-                .map(|interval| interval.map(|bound| bound * factor)),
-        }
-    }
-
-    /// Returns true if the interval excludes `value`; false without an interval.
-    pub fn differs_from(&self, value: f64) -> bool {
-        self.interval
-            .is_some_and(|[low, high]| value < low || high < value)
     }
 
     /// Formats the estimate for a table: `0.51 (0.49 to 0.53)`, or only the median without an
@@ -116,7 +98,7 @@ mod tests {
                 interval: Some([1.0, 6.0])
             }
         );
-        assert_eq!(estimate.scaled(0.5).shown(2), "1.75 (0.50 to 3.00)");
+        assert_eq!(estimate.shown(2), "3.50 (1.00 to 6.00)");
     }
 
     #[test]
@@ -165,24 +147,6 @@ mod tests {
         assert!(
             normal.0.abs_diff(exact.0) <= 1 && normal.1.abs_diff(exact.1) <= 2,
             "{normal:?}"
-        );
-    }
-
-    #[test]
-    fn an_interval_around_a_value_does_not_differ_from_it() {
-        let estimate = Estimate {
-            median: 1.1,
-            interval: Some([0.9, 1.2]),
-        };
-        assert!(
-            !estimate.differs_from(1.0) && estimate.differs_from(1.3) && estimate.differs_from(0.8)
-        );
-        assert!(
-            !Estimate {
-                interval: None,
-                ..estimate
-            }
-            .differs_from(5.0)
         );
     }
 

@@ -49,9 +49,7 @@ pub use prediction::{
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 pub use progress::RunProgress;
 pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds, quoted};
-pub use settings::{
-    OF_SYNCHRONISATION, WORK, count_all_passes, is_of_rank, is_of_several, method, text,
-};
+pub use settings::{OF_SYNCHRONISATION, WORK, count_all_passes, is_of_rank, method, text};
 pub use study::{
     ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study,
     StudyCell, StudyStart,

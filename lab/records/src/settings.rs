@@ -49,7 +49,7 @@ const OF_SEVERAL: [&str; 13] = [
 ];
 
 /// Returns true if a single rank may differ in this setting from ranks whose reference it is.
-pub fn is_of_several(key: &str) -> bool {
+pub(crate) fn is_of_several(key: &str) -> bool {
     OF_SYNCHRONISATION.contains(&key) || OF_SEVERAL.contains(&key)
 }
 

@@ -74,6 +74,14 @@ macro_rules! row {
 pub(crate) use row;
 
 impl Section {
+    pub(crate) fn new(id: &'static str, heading: &'static str) -> Self {
+        Self {
+            id,
+            heading,
+            contents: Vec::new(),
+        }
+    }
+
     pub(crate) fn text(&mut self, text: impl Into<String>) {
         self.contents.push(Content::Paragraph(text.into()));
     }
@@ -356,11 +364,7 @@ mod tests {
 
     #[test]
     fn figures_and_tables_of_one_id_are_numbered() {
-        let mut section = Section {
-            id: "s",
-            heading: "S",
-            contents: Vec::new(),
-        };
+        let mut section = Section::new("", "");
         let bars = vec![Bar::of("bar", records::Spread::of([1.0])); MOST_BARS + 1];
         section.bars(["same", "", ""], "x", &[], &bars);
         section.table("same", "", [row!["a" => "1"]]);

@@ -1,8 +1,8 @@
 //! The files of a report.
 //!
 //! In: a [`Document`], a directory. Out: `index.html`, `report.json`, `figures/`, `tables/`.
-//! Invariant: nothing is written unless the directory is absent, empty or has only an earlier report.
-//! A reader sees a whole report, old or new.
+//! Invariant: nothing is written unless the directory is absent, empty or an earlier report without
+//! other files. A reader sees a whole report, old or new.
 
 use super::document::{Content, Document, Section};
 use super::{chart, html};

@@ -147,7 +147,7 @@ fn of_row(row: &ComparisonRow) -> NamedRow {
         "most" => most,
         "ratio to Lockstep (95 %)" => row.ratio.map(|ratio| ratio.shown(2)),
         "speedup (95 %)" => row.speedup.map(|speedup| speedup.shown(2)),
-        "efficiency, %" => percent(row.efficiency().map(|efficiency| efficiency.median), 1),
+        "efficiency, %" => percent(row.speedup.map(|speedup| speedup.median / row.ranks as f64), 1),
         "memory of a rank, MiB" => mebibytes(peak),
         "without the import, MiB" => mebibytes(beyond_import),
         "loss after 2" => number(row.loss_after(2), 4),
@@ -338,11 +338,7 @@ mod tests {
             gap: Some("no bf16".to_owned()),
             ..course("MXNet".to_owned())
         });
-        let mut section = Section {
-            id: "",
-            heading: "",
-            contents: Vec::new(),
-        };
+        let mut section = Section::new("", "");
         let comparison = Comparison {
             accuracy,
             ..Comparison::default()

@@ -73,11 +73,7 @@ const SECTIONS: [(&str, &str, Add); 14] = [
 pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
     let mut sections = Vec::new();
     for (id, heading, add) in SECTIONS {
-        let mut section = Section {
-            id,
-            heading,
-            contents: Vec::new(),
-        };
+        let mut section = Section::new(id, heading);
         add(facts, &mut section);
         if !section.contents.is_empty() {
             sections.push(section);

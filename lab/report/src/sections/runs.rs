@@ -166,11 +166,7 @@ mod tests {
             runs: vec![run("a", &[1], "0"), run("b", &[2, 2, 1, 2], "1")],
             ..Sources::default()
         };
-        let mut section = Section {
-            id: "",
-            heading: "",
-            contents: Vec::new(),
-        };
+        let mut section = Section::new("", "");
         differences(&Facts::new(&sources, None), &mut section);
         let [_, Content::Table(table)] = &section.contents[..] else {
             panic!("{section:?}")

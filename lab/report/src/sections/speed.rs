@@ -488,11 +488,7 @@ mod tests {
                 measurements: measurements.to_vec(),
                 ..Facts::new(&sources, None)
             };
-            let mut section = Section {
-                id: "",
-                heading: "",
-                contents: Vec::new(),
-            };
+            let mut section = Section::new("", "");
             throughput(&facts, &mut section);
             let contents = section.contents.into_iter();
             let id = |content| match content {

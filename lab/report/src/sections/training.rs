@@ -349,11 +349,7 @@ mod tests {
             runs,
             ..Sources::default()
         };
-        let mut section = Section {
-            id: "",
-            heading: "",
-            contents: Vec::new(),
-        };
+        let mut section = Section::new("", "");
         add(&Facts::new(&sources, Some(0.7)), &mut section);
         section.contents
     }
