@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::fixture::{TINY, program};
+use crate::fixture::{TINY, succeed, trainer};
 
 fn page(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -19,16 +19,7 @@ fn page(name: &str) -> String {
 #[test]
 fn the_page_of_flags_is_what_the_program_writes() {
     let directory = tempfile::tempdir().unwrap();
-    let output = program()
-        .args(["man", "--markdown"])
-        .arg(directory.path())
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    succeed(trainer("man --markdown", &[directory.path()]));
     let written = fs::read_to_string(directory.path().join("flags.md")).unwrap();
     assert!(
         written == page("flags.md"),
@@ -70,17 +61,9 @@ fn keys(value: &Value, found: &mut BTreeSet<String>) {
 fn every_file_and_every_key_of_a_run_is_explained() {
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("run");
-    let words = format!("train {TINY} --epochs 1 --threads 1 --output-dir");
-    let output = program()
-        .args(words.replace("--epochs 2", "").split_whitespace())
-        .arg(&run)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let words =
+        format!("train {TINY} --threads 1 --output-dir").replace("--epochs 2", "--epochs 1");
+    succeed(trainer(&words, &[&run]));
     let told_files = page("files.md");
     let told_keys = page("keys.md");
     let mut found = BTreeSet::new();

@@ -2,7 +2,7 @@
 
 // tidy: long file because accepted and refused flags are two tables.
 
-use crate::fixture::program;
+use crate::fixture::{program, succeed, trainer};
 use clap::{CommandFactory, Parser, ValueEnum};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -10,7 +10,6 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Output;
 use trainer::config::cli::{Cli, Command, EvalArgs, ModelArgs, ModelSection, TrainArgs};
 use trainer::config::recipes::Recipe;
 use trainer::config::{
@@ -82,13 +81,6 @@ fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
     let path = directory.path().join("run.toml");
     fs::write(&path, text).expect("a file in it");
     resolved_for(&format!("--config {} {flags}", path.display()), 1)
-}
-
-fn run(arguments: &[&str]) -> Output {
-    program()
-        .args(arguments)
-        .output()
-        .expect("the program starts")
 }
 
 /// Flag sets that between them use every option of `train`.
@@ -246,36 +238,31 @@ fn without_arguments_the_program_trains_resnet20_on_shapes() {
 }
 
 #[test]
-fn what_config_prints_resolves_to_the_same() {
+fn what_config_prints_resolves_to_the_same_and_so_does_json() {
     for flags in VALID_FLAGS {
         for world_size in [1, 4] {
-            let config = resolved_but_for_resume(flags, world_size);
+            // `--resume` belongs to one start, not to the run.
+            let args = TrainArgs {
+                resume: false,
+                ..train_args(flags)
+            };
+            let config = TrainConfig::resolve(&args, world_size)
+                .unwrap_or_else(|error| panic!("{flags}: {error}"));
             let text = config.to_toml();
             let again = TrainConfig::from_toml(&text, world_size)
                 .unwrap_or_else(|error| panic!("{error}\n{text}"));
             assert_eq!(again, config, "{text}");
+            let alone = TrainConfig::from_toml(&text, 1).map(|config| config.to_toml());
+            let over_file = over_file(&text, "").map(|again| again.to_toml());
+            assert_eq!(over_file.ok(), alone.ok(), "{text}");
+            let json = serde_json::to_string(&config).unwrap();
             assert_eq!(
-                over_file(&text, "").map(|again| again.to_toml()).ok(),
-                resolved_again(&text),
-                "{text}"
+                serde_json::from_str::<TrainConfig>(&json).unwrap(),
+                config,
+                "{json}"
             );
         }
     }
-}
-
-/// `--resume` belongs to one start, not to the run.
-fn resolved_but_for_resume(flags: &str, world_size: usize) -> TrainConfig {
-    let args = TrainArgs {
-        resume: false,
-        ..train_args(flags)
-    };
-    TrainConfig::resolve(&args, world_size).unwrap_or_else(|error| panic!("{flags}: {error}"))
-}
-
-fn resolved_again(text: &str) -> Option<String> {
-    TrainConfig::from_toml(text, 1)
-        .map(|config| config.to_toml())
-        .ok()
 }
 
 #[test]
@@ -324,111 +311,95 @@ fn a_recipe_is_ordinary_options_below_the_file_and_the_flags() {
 }
 
 #[test]
-fn a_configuration_survives_json() {
-    for flags in VALID_FLAGS {
-        let config = resolved_but_for_resume(flags, 1);
-        let text = serde_json::to_string(&config).unwrap();
-        assert_eq!(
-            serde_json::from_str::<TrainConfig>(&text).unwrap(),
-            config,
-            "{text}"
-        );
+fn flags_win_over_the_file_and_a_changed_choice_drops_the_files_details_of_the_old_one() {
+    let cifar =
+        "--dataset cifar10 --data-dir d --schedule multistep --epochs 10 --scale-learning-rate";
+    for (file, flags, expected) in [
+        (
+            "[optimizer]\nlearning-rate = 0.3\nnesterov = true\n[batch]\nglobal-batch-size = 32\n[run]\nseed = 7\n",
+            "--learning-rate 0.2 --nesterov=false --batch-size-per-rank 8",
+            "optimizer.learning-rate=0.2 optimizer.nesterov=false batch.global-batch-size=8 run.seed=7",
+        ),
+        (
+            &resolved(cifar).to_toml(),
+            "--dataset shapes --schedule cosine --scale-learning-rate=false --depth 32 --warmup-epochs 0",
+            "data.dataset=shapes data.data-dir= train-split.augment=none schedule.schedule=cosine \
+             model.model=resnet32 schedule.epochs=10",
+        ),
+        (
+            &resolved(cifar).to_toml(),
+            "--dataset cifar10",
+            "data.data-dir=d data.download=false",
+        ),
+        (
+            &resolved("--device flex --convolution direct").to_toml(),
+            "--kernels stock",
+            "compute.convolution=",
+        ),
+        (
+            &resolved("").to_toml(),
+            "--reduction exact",
+            "batch.grad-accum-steps=",
+        ),
+        // Whole numbers are fractions, too.
+        (
+            "[schedule]\nwarmup-epochs = 1\n[optimizer]\nlearning-rate = 1\n",
+            "",
+            "schedule.warmup-epochs=1.0 optimizer.learning-rate=1.0",
+        ),
+    ] {
+        expect(&over_file(file, flags).unwrap(), expected);
     }
-}
-
-#[test]
-fn flags_win_over_the_file() {
-    let file = "[optimizer]\nlearning-rate = 0.3\nnesterov = true\n[batch]\nglobal-batch-size = 32\n[run]\nseed = 7\n";
-    let config = over_file(
-        file,
-        "--learning-rate 0.2 --nesterov=false --batch-size-per-rank 8",
-    )
-    .unwrap();
-    expect(
-        &config,
-        "optimizer.learning-rate=0.2 optimizer.nesterov=false batch.global-batch-size=8 run.seed=7",
-    );
-}
-
-#[test]
-fn a_flag_that_changes_a_choice_drops_the_files_details_of_the_old_one() {
-    let file = resolved(
-        "--dataset cifar10 --data-dir d --schedule multistep --epochs 10 --scale-learning-rate",
-    )
-    .to_toml();
-    let flags = "--dataset shapes --schedule cosine --scale-learning-rate=false --depth 32 --warmup-epochs 0";
-    expect(
-        &over_file(&file, flags).unwrap(),
-        "data.dataset=shapes data.data-dir= train-split.augment=none schedule.schedule=cosine \
-         model.model=resnet32 schedule.epochs=10",
-    );
-    let same = over_file(&file, "--dataset cifar10").unwrap();
-    expect(&same, "data.data-dir=d data.download=false");
-}
-
-#[test]
-fn a_file_takes_whole_numbers_for_fractions() {
-    let config = over_file(
-        "[schedule]\nwarmup-epochs = 1\n[optimizer]\nlearning-rate = 1\n",
-        "",
-    )
-    .unwrap();
-    expect(
-        &config,
-        "schedule.warmup-epochs=1.0 optimizer.learning-rate=1.0",
-    );
 }
 
 #[test]
 fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
-    let refused = |text: &str| over_file(text, "").unwrap_err().to_string();
-    let unknown = refused("[optimizer]\nlr = 0.1\n");
-    for part in [
-        "run.toml",
-        "line 2",
-        "`lr`",
-        "`learning-rate`",
-        "trainer config",
-    ] {
-        assert!(unknown.contains(part), "{part} is not in: {unknown}");
-    }
-    assert!(refused("[optimiser]\n").contains("`optimizer`"));
-    assert!(refused("[compute]\ndtype = \"f64\"\n").contains("`bf16`"));
-    assert!(refused("[data]\ndataset = \"mnist\"\n").contains("`shapes`"));
-    assert!(refused("[compute]\ninput = \"gpu\"\n").contains("`device`"));
-    assert!(refused("[run]\nseed = -1\n").contains("line 2"));
-    // A flag of another family of models, as the example's.
-    let of_another = refused("[model]\nmodel = \"resnet20\"\nstem-channels = 4\n");
-    assert!(
-        of_another.contains("`stem-channels`") && of_another.contains("`depth`"),
-        "{of_another}"
-    );
-    assert!(
-        resolved_for("--config no-such-file.toml", 1)
-            .unwrap_err()
-            .to_string()
-            .contains("no-such-file.toml")
-    );
-}
-
-#[test]
-fn a_path_without_a_name_in_a_file_is_refused_by_its_flag() {
-    for text in [
-        "[run]\noutput-dir = \"\"\n",
-        "[data]\ndataset = \"cifar10\"\ndata-dir = \"\"\n",
+    for (text, parts) in [
+        (
+            "[optimizer]\nlr = 0.1\n",
+            &[
+                "run.toml",
+                "line 2",
+                "`lr`",
+                "`learning-rate`",
+                "trainer config",
+            ][..],
+        ),
+        ("[optimiser]\n", &["`optimizer`"]),
+        ("[compute]\ndtype = \"f64\"\n", &["`bf16`"]),
+        ("[data]\ndataset = \"mnist\"\n", &["`shapes`"]),
+        ("[compute]\ninput = \"gpu\"\n", &["`device`"]),
+        ("[run]\nseed = -1\n", &["line 2"]),
+        ("", &["got an empty file"]),
+        // A flag of another family of models, as the example's.
+        (
+            "[model]\nmodel = \"resnet20\"\nstem-channels = 4\n",
+            &["`stem-channels`", "`depth`"],
+        ),
+        (
+            "[run]\noutput-dir = \"\"\n",
+            &["-dir: expected a path, `.` for the current folder, got an empty one"],
+        ),
+        (
+            "[data]\ndataset = \"cifar10\"\ndata-dir = \"\"\n",
+            &["-dir: expected a path, `.` for the current folder, got an empty one"],
+        ),
+        (
+            "[data]\nshapes-seed = 9223372036854775808",
+            &["up to 9223372036854775807"],
+        ),
+        (
+            "[run]\nmax-skipped-steps = 18446744073709551615",
+            &["up to 9223372036854775807"],
+        ),
     ] {
         let error = over_file(text, "").unwrap_err().to_string();
-        assert!(
-            error.contains("-dir: expected a path, `.` for the current folder, got an empty one"),
-            "{error}"
-        );
+        for part in parts {
+            assert!(error.contains(part), "{text}: {part} is not in: {error}");
+        }
     }
-}
-
-#[test]
-fn a_flag_of_stock_kernels_drops_the_files_convolution() {
-    let file = resolved("--device flex --convolution direct").to_toml();
-    assert!(over_file(&file, "--kernels stock").is_ok());
+    let absent = resolved_for("--config no-such-file.toml", 1).unwrap_err();
+    assert!(absent.to_string().contains("no-such-file.toml"), "{absent}");
 }
 
 #[test]
@@ -448,7 +419,7 @@ fn an_instruction_set_from_the_environment_is_named_so_and_an_empty_one_is_none(
     );
     let printed = with("");
     assert!(
-        printed.status.success() && printed.stdout == run(&["config"]).stdout,
+        printed.status.success() && printed.stdout == succeed(trainer("config", &[])).as_bytes(),
         "{printed:?}"
     );
 }
@@ -483,17 +454,6 @@ fn the_loss_scale_follows_the_number_format_unless_it_is_given() {
         LossScaling::None,
         "a flag that changes the format drops the file's scale"
     );
-}
-
-#[test]
-fn a_number_that_toml_cannot_hold_is_refused() {
-    for text in [
-        "[data]\nshapes-seed = 9223372036854775808",
-        "[run]\nmax-skipped-steps = 18446744073709551615",
-    ] {
-        let error = over_file(text, "").unwrap_err().to_string();
-        assert!(error.contains("up to 9223372036854775807"), "{error}");
-    }
 }
 
 #[test]
@@ -825,72 +785,87 @@ fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
 }
 
 #[test]
-fn a_step_that_several_ranks_are_predicted_from_is_updated_where_they_meet() {
-    let bench = |flags: &str| bench_config(&format!("trainer bench --device flex {flags}"), 1);
-    assert!(
-        bench("--update device")
-            .unwrap()
-            .sync_config()
-            .updates_on_device(1)
-    );
-    for flags in ["--profile-output p.json", "--simulate-network 10gbe"] {
-        assert_eq!(bench(flags).unwrap().sync.update, UpdateKind::Host);
-        let error = bench(&format!("{flags} --update device"))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("--update device") && error.contains("leave it out"),
-            "{error}"
-        );
-    }
-}
-
-#[test]
-fn a_measurement_refuses_synchronised_norms_where_a_training_does_and_warms_no_compression_up() {
-    let bench = |flags: &str| bench_config(&format!("trainer bench {flags}"), 2);
-    for method in [
-        "--reduction exact",
-        "--sync local-sgd",
-        "--sync async-parameter-server",
+fn a_measurement_refuses_what_its_step_would_not_do() {
+    for (flags, world_size, parts) in [
+        // A step that several ranks are predicted from is updated where they meet.
+        (
+            "--profile-output p.json --update device",
+            1,
+            &["--update device", "leave it out"][..],
+        ),
+        (
+            "--simulate-network 10gbe --update device",
+            1,
+            &["--update device", "leave it out"],
+        ),
+        (
+            "--reduction exact --batch-norm sync",
+            2,
+            &["--batch-norm sync contradicts --reduction exact"],
+        ),
+        (
+            "--sync local-sgd --batch-norm sync",
+            2,
+            &["--batch-norm sync contradicts --sync local-sgd"],
+        ),
+        (
+            "--sync async-parameter-server --batch-norm sync",
+            2,
+            &["--batch-norm sync contradicts --sync async-parameter-server"],
+        ),
+        (
+            "--batch-size-per-rank 3 --reduction exact --virtual-shards 3 --export-job d",
+            2,
+            &["--virtual-shards", "a multiple of the 2 ranks"],
+        ),
+        // Only Lockstep's own kernels compute anything again.
+        (
+            "--recompute norms --kernels stock",
+            1,
+            &["--recompute", "--device flex, --kernels fused"],
+        ),
+        (
+            "--recompute norms --device ndarray",
+            1,
+            &["--recompute", "--device flex, --kernels fused"],
+        ),
+        (
+            "--recompute norms --dtype f16",
+            1,
+            &["--recompute", "--device flex, --kernels fused"],
+        ),
+        (
+            "--recompute norms --device cuda",
+            1,
+            &["--recompute", "--device flex, --kernels fused"],
+        ),
     ] {
-        let error = bench(&format!("{method} --batch-norm sync"))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains(&format!("--batch-norm sync contradicts {method}")),
-            "{error}"
-        );
+        let device = match flags.contains("--device") {
+            true => "",
+            false => "--device flex",
+        };
+        let line = format!("trainer bench {device} {flags}");
+        let error = bench_config(&line, world_size).unwrap_err().to_string();
+        for part in parts {
+            assert!(error.contains(part), "{flags}: {part} is not in: {error}");
+        }
     }
-    let warmup =
-        |flags: &str| bench(flags).unwrap().step_options()["compress_warmup_steps"].clone();
+    let bench = |flags: &str, world_size| {
+        bench_config(&format!("trainer bench --device flex {flags}"), world_size).unwrap()
+    };
+    let on_device = bench("--update device", 1);
+    assert!(on_device.sync_config().updates_on_device(1));
+    let predicted = bench("--simulate-network 10gbe", 1);
+    assert_eq!(predicted.sync.update, UpdateKind::Host);
+    let recomputed = bench("--recompute norms --dtype bf16", 1);
+    assert_eq!(recomputed.compute.recompute, Some(Recompute::Norms));
+    bench("--reduction exact --virtual-shards 6 --export-job d", 2);
+    let warmup = |flags: &str| bench(flags, 2).step_options()["compress_warmup_steps"].clone();
     assert_eq!(warmup("--compress topk:1"), "0");
     assert_eq!(warmup("--compress topk:1 --compress-warmup-steps 4"), "4");
     expect(
         &resolved("--compress topk:1"),
         "sync.compress-warmup-steps=10",
-    );
-}
-
-#[test]
-fn a_configuration_that_was_written_out_takes_exact_sums() {
-    let written = resolved("").to_toml();
-    assert!(written.contains("grad-accum-steps = 1"), "{written}");
-    over_file(&written, "--reduction exact").unwrap();
-}
-
-#[test]
-fn a_job_is_exported_of_ranks_with_as_many_virtual_shards_each() {
-    let bench = |shards: usize| {
-        let flags = format!(
-            "trainer bench --batch-size-per-rank 3 --reduction exact --virtual-shards {shards} --export-job d"
-        );
-        bench_config(&flags, 2)
-    };
-    bench(6).unwrap();
-    let error = bench(3).unwrap_err().to_string();
-    assert!(
-        error.contains("--virtual-shards") && error.contains("a multiple of the 2 ranks"),
-        "{error}"
     );
 }
 
@@ -903,72 +878,39 @@ fn ranks_agree_on_whether_there_is_a_trace_and_not_on_where() {
 }
 
 #[test]
-fn only_our_own_kernels_compute_anything_again() {
-    let bench = |flags: &str| bench_config(&format!("trainer bench --recompute norms {flags}"), 1);
-    assert_eq!(
-        bench("--device flex --dtype bf16")
-            .unwrap()
-            .compute
-            .recompute,
-        Some(Recompute::Norms)
-    );
-    for flags in [
-        "--device flex --kernels stock",
-        "--device ndarray",
-        "--device flex --dtype f16",
-        "--device cuda",
-    ] {
-        let error = bench(flags).unwrap_err().to_string();
-        assert!(
-            error.contains("--recompute") && error.contains("--device flex, --kernels fused"),
-            "{error}"
-        );
-    }
-}
-
-#[test]
 fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell() {
-    let refused = |flags: &str| {
-        EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None)
-            .unwrap_err()
-            .to_string()
-    };
-    assert!(refused("").contains("--weights FILE"));
-    assert!(refused("--weights w --checkpoint c").contains("contradicts --checkpoint"));
-    assert!(refused("--weights w --dataset shapes").contains("--model is missing"));
-    assert!(refused("--weights w --model resnet20").contains("--dataset is missing"));
     let trained = resolved("");
-    let error = EvalConfig::resolve(
-        &eval_args("--checkpoint c --model resnet20"),
-        &Family::RESNET,
-        Some(&trained),
-    )
-    .unwrap_err();
-    assert!(error.to_string().contains("leave it out"), "{error}");
-}
-
-#[test]
-fn the_batch_of_an_evaluation_has_an_upper_end() {
-    let eval = eval_args("--checkpoint c --batch-size-per-rank 9223372036854775807");
-    let error = EvalConfig::resolve(&eval, &Family::RESNET, Some(&resolved("")))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("--batch-size-per-rank: expected 1 to 1048576"),
-        "{error}"
-    );
-}
-
-#[test]
-fn class_names_can_be_allowed_to_change_only_where_they_are_known() {
-    let flags = "--weights w --model resnet20 --dataset shapes --allow-changed-classes";
-    let error = EvalConfig::resolve(&eval_args(flags), &Family::RESNET, None)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("--allow-changed-classes has no effect with --weights"),
-        "{error}"
-    );
+    let weights = "--weights w --model resnet20";
+    for (flags, of_run, expected) in [
+        ("", None, "--weights FILE"),
+        (
+            "--weights w --checkpoint c",
+            None,
+            "contradicts --checkpoint",
+        ),
+        ("--weights w --dataset shapes", None, "--model is missing"),
+        (weights, None, "--dataset is missing"),
+        (
+            &format!("{weights} --dataset shapes --allow-changed-classes"),
+            None,
+            "--allow-changed-classes has no effect with --weights",
+        ),
+        (
+            "--checkpoint c --model resnet20",
+            Some(&trained),
+            "leave it out",
+        ),
+        (
+            "--checkpoint c --batch-size-per-rank 9223372036854775807",
+            Some(&trained),
+            "--batch-size-per-rank: expected 1 to 1048576",
+        ),
+    ] {
+        let error = EvalConfig::resolve(&eval_args(flags), &Family::RESNET, of_run)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(expected), "{flags}: {error}");
+    }
 }
 
 #[test]
@@ -1104,51 +1046,31 @@ fn every_long_flag_tells_its_default_in_the_help() {
 
 #[test]
 fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
-    let cases: [(&[&str], &str); 12] = [
-        (
-            &["train", "--learning-rate-factors", "layer1=0"],
-            "a number above 0",
-        ),
-        (&["train", "--bogus"], "--bogus"),
-        (&["train", "--schedule", "linear"], "cosine"),
-        (&["train", "--dtype", "f64"], "bf16"),
-        (&["train", "--input", "gpu"], "host, device"),
-        (
-            &["train", "--dtype", "bf16", "--kernels", "stock"],
-            "--kernels fused",
-        ),
-        (&["train", "--loss-scale", "1000"], "a power of two"),
-        (&["train", "--dataset", "cifar10"], "--data-dir is missing"),
-        (&["config", "--milestones", "2"], "--schedule multistep"),
-        (
-            &["train", "--weight-decay", "-1"],
-            "--weight-decay: expected 0 or more, got -1",
-        ),
-        (&["eval", "--weights", "w"], "--model is missing"),
-        (&["predict", "a.png"], "--checkpoint"),
-    ];
-    for (arguments, remedy) in cases {
-        let output = run(arguments);
+    for (words, remedy) in [
+        ("train --learning-rate-factors layer1=0", "a number above 0"),
+        ("train --bogus", "--bogus"),
+        ("train --schedule linear", "cosine"),
+        ("train --loss-scale 1000", "a power of two"),
+        ("train --dataset cifar10", "--data-dir is missing"),
+        ("config --milestones 2", "--schedule multistep"),
+        ("eval --weights w", "--model is missing"),
+        ("predict a.png", "--checkpoint"),
+    ] {
+        let output = trainer(words, &[]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
-        assert!(text.contains(remedy), "{arguments:?}: {text}");
-        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert_eq!(output.status.code(), Some(2), "{words}: {text}");
+        assert!(text.contains(remedy), "{words}: {text}");
+        assert!(output.stdout.is_empty(), "{words}");
     }
 }
 
 #[test]
 fn the_program_prints_a_configuration_that_it_takes_back() {
-    let printed = run(&["config", "--epochs", "3"]);
-    assert!(
-        printed.status.success(),
-        "{}",
-        String::from_utf8_lossy(&printed.stderr)
-    );
+    let printed = succeed(trainer("config --epochs 3", &[]));
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run.toml");
-    fs::write(&path, &printed.stdout).unwrap();
-    let again = run(&["config", "--config", &path.to_string_lossy()]);
-    assert_eq!(again.stdout, printed.stdout);
+    fs::write(&path, &printed).unwrap();
+    assert_eq!(succeed(trainer("config --config", &[&path])), printed);
     assert!(
         !Path::new("runs").exists(),
         "printing a configuration makes no directory"

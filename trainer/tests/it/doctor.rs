@@ -1,29 +1,22 @@
 //! `trainer doctor` as a user starts it, and on thread-ranks.
 
-use crate::fixture::{parsed, program, silent, write_images};
+use crate::fixture::{
+    ended_with, last_line_as_json, parsed, silent, succeed, trainer, write_images,
+};
 use std::fs;
 use std::path::Path;
-use std::process::{ExitCode, Output};
+use std::process::{Command, ExitCode};
 
 use distributed::{Communicator, run_ranks};
-use serde_json::Value;
 use trainer::commands::doctor::doctor;
 use trainer::config::DoctorConfig;
-use trainer::config::cli::{Command, DoctorArgs};
+use trainer::config::cli::{self, DoctorArgs};
 use trainer::tools::check::Verdict;
 use trainer::tools::doctor::{RankFacts, diagnose, examine};
 
-fn run(words: &[&str], output_dir: &Path, environment: &[(&str, &str)]) -> Output {
-    let mut command = program();
-    command
-        .args(["doctor", "--threads", "1", "--output-dir"])
-        .arg(output_dir)
-        .args(words);
-    command.envs(environment.iter().copied()).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
+fn doctor_of(words: &str, output_dir: &Path) -> Command {
+    let words = format!("doctor --threads 1 {words} --output-dir");
+    trainer(&words, &[output_dir])
 }
 
 /// The row of the table that starts with `name`, and its verdict.
@@ -42,13 +35,7 @@ fn verdict(table: &str, name: &str) -> String {
 #[test]
 fn a_plain_start_is_examined_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
-    let output = run(&["--json"], &directory.path().join("runs"), &[]);
-    let table = text(&output);
-    assert!(
-        output.status.success(),
-        "{table}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let table = succeed(doctor_of("--json", &directory.path().join("runs")));
     assert!(
         table.contains("kernels for") || table.contains("portable kernels"),
         "{table}"
@@ -58,7 +45,7 @@ fn a_plain_start_is_examined_and_leaves_nothing_behind() {
         table.contains("1 rank on 1 node") && table.contains("one rank, nothing to reduce"),
         "{table}"
     );
-    let json: Value = serde_json::from_str(table.lines().last().unwrap()).unwrap();
+    let json = last_line_as_json(&table);
     assert_eq!(
         (
             json["ranks"].as_u64(),
@@ -77,18 +64,8 @@ fn a_plain_start_is_examined_and_leaves_nothing_behind() {
 fn a_missing_data_set_fails_with_code_1_and_the_other_checks_are_made() {
     let directory = tempfile::tempdir().unwrap();
     let absent = directory.path().join("absent");
-    let output = run(
-        &[
-            "--dataset",
-            "cifar10",
-            "--data-dir",
-            absent.to_str().unwrap(),
-        ],
-        directory.path(),
-        &[],
-    );
-    let table = text(&output);
-    assert_eq!(output.status.code(), Some(1), "{table}");
+    let words = format!("--dataset cifar10 --data-dir {}", absent.display());
+    let table = ended_with(1, doctor_of(&words, directory.path()));
     assert_eq!(verdict(&table, "data set"), "FAIL");
     assert_eq!(verdict(&table, "output"), "ok");
     assert!(
@@ -110,9 +87,7 @@ fn skipped_images_are_shown() {
     let words = format!(
         "--dataset image-folder --image-size 8 --on-bad-image skip --data-dir {data_dir} --json"
     );
-    let output = run(&words.split(' ').collect::<Vec<_>>(), directory.path(), &[]);
-    let table = text(&output);
-    let json: Value = serde_json::from_str(table.lines().last().unwrap()).unwrap();
+    let json = last_line_as_json(&succeed(doctor_of(&words, directory.path())));
     let rows = json["rows"].as_array().unwrap();
     let row = rows.iter().find(|row| row["name"] == "data set").unwrap();
     let found = row["found"].as_str().unwrap();
@@ -130,36 +105,32 @@ fn separate_worlds_fail_and_the_first_task_reports_for_all() {
         ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         ("PMI_SIZE", "PMI_RANK"),
     ] {
-        let task = |index| run(&[], directory.path(), &[(tasks, "2"), (rank, index)]);
-        let first = task("0");
-        let second = task("1");
-        let table = text(&first);
-        assert_eq!(
-            (first.status.code(), second.status.code()),
-            (Some(1), Some(0)),
-            "{table}"
-        );
+        let task = |index| {
+            let mut command = doctor_of("", directory.path());
+            command.env(tasks, "2").env(rank, index);
+            command
+        };
+        let table = ended_with(1, task("0"));
         assert_eq!(verdict(&table, "world"), "FAIL");
         assert!(
             table.contains("world of 1") && table.contains(&format!("{tasks}=2")),
             "{table}"
         );
-        assert_eq!(text(&second), "");
+        assert_eq!(succeed(task("1")), "");
     }
 }
 
 #[test]
 fn doctor_fetches_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let data_dir = directory.path().to_str().unwrap();
-    let output = run(
-        &["--dataset", "cifar10", "--download", "--data-dir", data_dir],
-        directory.path(),
-        &[],
+    let words = format!(
+        "--dataset cifar10 --download --data-dir {}",
+        directory.path().display()
     );
-    assert_eq!(output.status.code(), Some(2));
+    let text = ended_with(2, doctor_of(&words, directory.path()));
     assert!(
-        String::from_utf8_lossy(&output.stderr).contains("--download has no effect with doctor")
+        text.contains("--download has no effect with doctor"),
+        "{text}"
     );
 }
 
@@ -169,7 +140,7 @@ fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {
         output_dir.display(),
         more.join(" ")
     );
-    let Command::Doctor(args) = parsed(&words) else {
+    let cli::Command::Doctor(args) = parsed(&words) else {
         panic!("expected doctor")
     };
     *args

@@ -4,7 +4,9 @@
 use std::fs;
 use std::path::Path;
 
-use crate::fixture::{Run, TINY, bitmap, flags, parsed, program, run, silent, write_images};
+use crate::fixture::{
+    Run, TINY, bitmap, ended_with, flags, parsed, run, silent, trainer, write_images,
+};
 use crate::resuming::sign;
 use crate::shards::{photographs, sharded};
 use anyhow::Result;
@@ -154,20 +156,6 @@ fn ranks_that_were_told_different_things_are_refused_alike_and_by_name() {
     results
         .into_iter()
         .for_each(|result| assert_eq!(result.unwrap().scores.num_samples, 30));
-}
-
-#[test]
-fn ranks_whose_disks_hold_different_images_are_refused() {
-    let folders = [0, 9].map(|offset| image_folder(&["cat", "dog"], offset));
-    let run = trained_on(&folders[0]);
-    let data_dir = |rank: usize| folders[rank].path().to_str().unwrap();
-    let text = refusal(evaluated(2, |rank| {
-        of_checkpoint(&run.directory(), &["--data-dir", data_dir(rank)])
-    }));
-    assert!(
-        text.contains("images of rank 1 differs from root's"),
-        "{text}"
-    );
 }
 
 #[test]
@@ -484,14 +472,12 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
     damage(first);
     let newest = alone(&checkpoints.join(last), &[]).unwrap();
     assert_eq!(alone(&run.directory(), &[]).unwrap(), newest);
-    let mut program = program();
-    program
-        .args(["eval", "--threads", "1", "--checkpoint"])
-        .arg(run.directory());
-    let output = program.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = ended_with(
+        0,
+        trainer("eval --threads 1 --checkpoint", &[&run.directory()]),
+    );
     assert!(
-        output.status.success() && said.contains("warning: the best checkpoint cannot be read"),
+        said.contains("warning: the best checkpoint cannot be read"),
         "{said}"
     );
     assert!(said.contains(first) && said.contains(last), "{said}");

@@ -6,25 +6,21 @@ use std::process::Stdio;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::fixture::{Run, TINY, flags, program, run, write_images};
+use crate::fixture::{Run, TINY, flags, run, trainer, write_images};
 use crate::resuming::metrics;
 use crate::signals::Running;
 use distributed::ROOT;
 use records::Best;
 use records::EpochRecord;
-use trainer::config::ConfigError;
-use trainer::config::TrainConfig;
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore, find};
-use trainer::run::directory::RunDirectory;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--augment crop-flip", further])
 }
 
-/// Stops the tiny run at this read of the flag. Returns the steps of each rank, and the parameters
-/// at the end of the resumed run.
-fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, String) {
+/// Stops the tiny run at this read of the flag. Returns the steps of each rank, and the resumed run.
+fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, Run) {
     let stopped = Run::in_new_directory()
         .stopping_after(num_looks)
         .go(world_size, &tiny(""));
@@ -41,8 +37,7 @@ fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, String) 
         .collect();
     let resumed = stopped.again().go(world_size, &tiny("--resume"));
     assert!(!resumed.outcomes()[ROOT].stopped_early);
-    assert_eq!(resumed.last_record().test.as_ref().unwrap().num_samples, 40);
-    (steps, resumed.parameter_hash())
+    (steps, resumed)
 }
 
 fn checkpoints(run: &Run) -> PathBuf {
@@ -60,13 +55,25 @@ fn names(directory: &Path) -> Vec<String> {
 
 #[test]
 fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_bits() {
-    let whole = run(2, &tiny("")).parameter_hash();
+    let whole = run(2, &tiny(""));
+    let record = whole.last_record();
+    assert_eq!(record.test.as_ref().unwrap().num_samples, 40);
     // During the start, after the first step, with an epoch's last step, within the evaluation,
     // with its last batch, at its end.
     for (num_looks, step) in [(0, 0), (1, 1), (5, 5), (6, 5), (7, 5), (8, 5), (9, 6)] {
-        let (steps, hash) = stopped_and_resumed(2, num_looks);
+        let (steps, resumed) = stopped_and_resumed(2, num_looks);
         assert_eq!(steps, [step, step], "after {num_looks} looks");
-        assert_eq!(hash, whole, "after {num_looks} looks");
+        assert_eq!(
+            resumed.parameter_hash(),
+            whole.parameter_hash(),
+            "after {num_looks} looks"
+        );
+        let resumed = resumed.last_record();
+        assert_eq!(
+            (resumed.test, resumed.train_top1_correct),
+            (record.test.clone(), record.train_top1_correct),
+            "after {num_looks} looks"
+        );
     }
 }
 
@@ -76,22 +83,10 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
         let run = Run::in_new_directory();
         let there = run.directory();
         let moved = there.with_file_name("moved");
-        let mut train = program();
-        train
-            .args([
-                "train",
-                "--epochs",
-                "1000",
-                "--checkpoint-every-steps",
-                "1",
-                "--output-dir",
-            ])
-            .arg(&there);
-        let training = train
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let words = "train --epochs 1000 --checkpoint-every-steps 1 --output-dir";
+        let mut train = trainer(words, &[&there]);
+        let training = train.stdout(Stdio::null()).stderr(Stdio::piped());
+        let training = training.spawn().unwrap();
         let store = CheckpointStore::new(&there.join("checkpoints"), 9);
         while !store.has_any().unwrap() {
             sleep(Duration::from_millis(20));
@@ -126,13 +121,8 @@ fn a_run_whose_directory_is_moved_or_replaced_ends_and_makes_no_other() {
 fn a_run_whose_lock_metrics_and_log_are_removed_has_all_records_and_a_log() {
     let run = Run::in_new_directory();
     let path = |name: &str| run.directory().join(name);
-    let mut train = program();
-    let words = TINY.replace("--epochs 2", "--epochs 100000");
-    train
-        .arg("train")
-        .args(words.split(' '))
-        .arg("--output-dir")
-        .arg(run.directory());
+    let words = format!("train {TINY} --output-dir").replace("--epochs 2", "--epochs 100000");
+    let mut train = trainer(&words, &[&run.directory()]);
     let mut training = Running(train.stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();
     let mut wait_for_epoch = || {
@@ -386,28 +376,6 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
     put(11, 1);
     assert_eq!(best(), 10);
     assert_eq!(names(&folder), ["best", "step-00000010", "step-00000011"]);
-}
-
-#[test]
-fn a_second_run_in_a_directory_in_use_is_refused_and_changes_nothing() {
-    let done = run(1, &tiny("--epochs 1"));
-    let before = names(&done.directory());
-    let mut args = tiny("--resume");
-    args.run.output_dir = Some(done.directory());
-    let config = TrainConfig::resolve(&args, 1).unwrap();
-    let _lock = RunDirectory::lock(&config, "process 1 on n1 (Slurm job 7)").unwrap();
-    let error = done
-        .again()
-        .try_go(1, &tiny("--epochs 1 --resume"))
-        .unwrap_err();
-    assert!(error.is::<ConfigError>());
-    let text = error.to_string();
-    assert!(
-        text.contains("is in use by process 1 on n1 (Slurm job 7) since ")
-            && text.contains("--output-dir"),
-        "{text}"
-    );
-    assert_eq!(names(&done.directory()), before);
 }
 
 #[test]

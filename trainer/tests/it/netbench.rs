@@ -1,8 +1,7 @@
 //! `trainer netbench` on thread-ranks, and as a user starts it.
 
-use crate::fixture::{parsed, program, silent};
+use crate::fixture::{ended_with, last_line_as_json, parsed, silent, succeed, trainer};
 use std::path::Path;
-use std::process::Output;
 
 use distributed::run_ranks;
 use records::{NetbenchResult, Operation};
@@ -117,28 +116,16 @@ fn few_pairs_of_many_are_chosen_and_told() {
     assert_eq!((result.point_to_point.len(), result.possible_pairs), (2, 6));
 }
 
-fn run(words: &str) -> Output {
-    let mut command = program();
-    command.arg("netbench").args(words.split_whitespace());
-    command.output().unwrap()
-}
-
 #[test]
 fn one_rank_tells_its_circumstances_and_that_there_is_nothing_to_measure() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("alone.json");
-    let output = run(&format!("--json --output {}", path.display()));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let text = succeed(trainer("netbench --json --output", &[&path]));
     assert!(
         text.contains("1 rank on 1 node") && text.contains("there is nothing to measure"),
         "{text}"
     );
-    let json: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let json = last_line_as_json(&text);
     assert_eq!(
         (&json["network"], &json["environment"]["ranks"]),
         (&Value::Null, &Value::from(1))
@@ -151,30 +138,21 @@ fn one_rank_tells_its_circumstances_and_that_there_is_nothing_to_measure() {
 
 #[test]
 fn wrong_usage_has_code_2_and_a_file_that_cannot_be_written_code_1_at_once() {
-    for words in [
-        "--sizes 0",
-        "--sizes 1MB",
-        "--max-bytes 4 --sizes 4",
-        "--ranks 2",
-        "--output /",
-        "--pairs 0",
+    for (words, code, expected) in [
+        ("--ranks 2", 2, "--ranks"),
+        ("--output /", 2, "--output"),
+        (
+            "--output /absent/folder/network.json",
+            1,
+            "cannot write /absent/folder/network.json",
+        ),
     ] {
-        let output = run(words);
-        let flag = words.split_whitespace().next().unwrap();
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{words}: {error}");
-        assert!(error.contains(flag), "{words}: {error}");
+        let text = ended_with(code, trainer(&format!("netbench {words}"), &[]));
+        assert!(text.contains(expected), "{words}: {text}");
+        assert_eq!(
+            text.lines().count(),
+            1,
+            "refused before anything is printed"
+        );
     }
-    let output = run("--output /absent/folder/network.json");
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(
-        error.contains("cannot write /absent/folder/network.json"),
-        "{error}"
-    );
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "",
-        "refused before anything is told"
-    );
 }

@@ -277,17 +277,6 @@ impl Folder {
 }
 
 #[test]
-fn equal_seeds_give_equal_weights_and_another_seed_others() {
-    let folder = Folder::new();
-    let hash = |run: &str, ranks, seed: u64| {
-        trained(&folder.run(run), ranks, &format!("--seed {seed}")).unwrap()
-    };
-    assert_eq!(hash("a", 1, 3), hash("b", 1, 3));
-    assert_ne!(hash("c", 1, 4), hash("d", 1, 3));
-    assert_eq!(hash("e", 2, 3), hash("f", 2, 3));
-}
-
-#[test]
 fn a_model_with_a_field_called_shortcut_goes_on_from_its_own_checkpoint() {
     let folder = Folder::new();
     let whole = trained(&folder.run("whole"), 1, "--epochs 2").unwrap();
@@ -311,21 +300,6 @@ fn a_model_with_a_field_called_shortcut_goes_on_from_its_own_checkpoint() {
             "{absent} has no effect, but is in {saved}"
         );
     }
-}
-
-#[test]
-fn training_begins_with_the_weights_of_a_file() {
-    let folder = Folder::new();
-    let hash = trained(&folder.run("source"), 1, "--seed 1").unwrap();
-    let weights = folder
-        .run("source")
-        .join("checkpoints/step-00000003/model.safetensors");
-    // Steps so short that no parameter changes.
-    let words = format!(
-        "--seed 2 --learning-rate 1e-37 --weight-decay 0 --weights {}",
-        weights.display()
-    );
-    assert_eq!(trained(&folder.run("begun"), 1, &words).unwrap(), hash);
 }
 
 #[test]

@@ -76,19 +76,10 @@ fn a_parquet_file_that_makes_its_library_panic_is_an_error_and_ends_no_job_by_a_
     for name in ["train-0.parquet", "val-0.parquet"] {
         std::fs::copy(damaged, folder.path().join(name)).unwrap();
     }
-    let mut command = crate::fixture::program();
-    command.args(
-        "train --dataset parquet --model resnet8 --image-size 8 --epochs 1 --on-bad-image skip"
-            .split(' '),
-    );
-    command
-        .arg("--data-dir")
-        .arg(folder.path())
-        .arg("--output-dir")
-        .arg(folder.path().join("run"));
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let words = "train --dataset parquet --model resnet8 --image-size 8 --epochs 1 --on-bad-image skip --data-dir";
+    let mut command = crate::fixture::trainer(words, &[folder.path()]);
+    command.arg("--output-dir").arg(folder.path().join("run"));
+    let text = crate::fixture::ended_with(1, command);
     assert!(
         text.contains("train") && !text.contains("panicked"),
         "{text}"

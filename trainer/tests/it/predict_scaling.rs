@@ -1,67 +1,27 @@
 //! `trainer predict-scaling` and `trainer bench --profile-output`, as a user starts them.
 
-use crate::fixture::program;
+use crate::fixture::{ended_with, last_line_as_json, succeed, trainer};
 use std::path::Path;
-use std::process::Output;
 
 use records::{BenchResult, PredictionFile};
-use serde_json::Value;
 use trainer::tools::predict_scaling::read_profile;
 
-fn run(words: &[&str]) -> Output {
-    let mut command = program();
-    command.args(words);
-    command.output().unwrap()
-}
-
-#[track_caller]
-fn succeeded(words: &[&str]) -> String {
-    let output = run(words);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{words:?}: {text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
-}
-
-const BRIEF: [&str; 8] = [
-    "--batch-size-per-rank",
-    "4",
-    "--steps",
-    "3",
-    "--warmup-steps",
-    "1",
-    "--threads",
-    "1",
-];
+const BRIEF: &str = "--batch-size-per-rank 4 --steps 3 --warmup-steps 1 --threads 1";
 
 fn profile(path: &Path) -> String {
-    let output = [
-        "bench",
-        "--profile-output",
-        path.to_str().unwrap(),
-        "--json",
-    ];
-    succeeded(&[&output[..], &BRIEF[..]].concat())
+    succeed(trainer(
+        &format!("bench {BRIEF} --json --profile-output"),
+        &[path],
+    ))
 }
 
 #[test]
 fn gradients_of_a_step_of_several_passes_leave_in_the_last() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("step.json");
-    let output = [
-        "bench",
-        "--model",
-        "resnet8",
-        "--grad-accum-steps",
-        "3",
-        "--profile-output",
-        path.to_str().unwrap(),
-        "--json",
-    ];
-    let text = succeeded(&[&output[..], &BRIEF[..]].concat());
+    let words =
+        format!("bench --model resnet8 --grad-accum-steps 3 {BRIEF} --json --profile-output");
+    let text = succeed(trainer(&words, &[&path]));
     let result: BenchResult = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!(
         (
@@ -167,25 +127,15 @@ fn a_measured_step_is_written_and_predicted_from() {
 
     // What bench prints is what --measured reads.
     std::fs::write(path("runs.txt"), &text).unwrap();
-    let words = [
-        "predict-scaling",
-        "--profile",
-        &path("step.json"),
-        "--network",
-        "ib-edr,1gbe",
-        "--ranks",
-        "1,8",
-    ];
-    let more = [
-        "--output",
-        &path("scaling.json"),
-        "--measured",
-        &path("runs.txt"),
-        "--json",
-    ];
-    let text = succeeded(&[&words[..], &more[..]].concat());
+    let words = format!(
+        "predict-scaling --profile {} --network ib-edr,1gbe --ranks 1,8 --output {} --measured {} --json",
+        path("step.json"),
+        path("scaling.json"),
+        path("runs.txt")
+    );
+    let text = succeed(trainer(&words, &[]));
     assert!(text.contains("predicted over 1gbe (named"), "{text}");
-    let json: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let json = last_line_as_json(&text);
     let run = &json["measured"][0]["runs"][0];
     assert_eq!(
         (run["ranks"].as_u64(), run["scaled"]["speedup"].as_f64()),
@@ -226,18 +176,9 @@ fn a_second_step_of_other_work_is_refused_by_name() {
     let other = |from: &str, to: &str| {
         assert!(text.contains(from), "{text}");
         std::fs::write(&second, text.replace(from, to)).unwrap();
-        let words = [
-            "predict-scaling",
-            "--profile",
-            &first,
-            "--profile",
-            &second,
-            "--scaling",
-            "strong",
-        ];
-        let output = run(&words);
-        assert_eq!(output.status.code(), Some(1));
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        let words =
+            format!("predict-scaling --profile {first} --profile {second} --scaling strong");
+        ended_with(1, trainer(&words, &[]))
     };
     let batch = "\"batch_size_per_rank\": 4";
     assert!(
@@ -254,33 +195,21 @@ fn a_second_step_of_other_work_is_refused_by_name() {
 
 #[test]
 fn strong_scaling_measures_two_batches_by_itself() {
-    let words = [
-        "predict-scaling",
-        "--scaling",
-        "strong",
-        "--network",
-        "10gbe",
-        "--ranks",
-        "1,2,3",
-        "--methods",
-        "allreduce:ring",
-    ];
-    let text = succeeded(&[&words[..], &BRIEF[..]].concat());
-    assert!(
-        text.contains("batch 4 a rank") && text.contains("batch 1 a rank"),
-        "{text}"
-    );
-    assert!(
-        text.contains(
-            "not predicted: allreduce:ring on 3 ranks: they do not divide a global batch of 4"
-        ),
-        "{text}"
-    );
+    let words =
+        "predict-scaling --scaling strong --network 10gbe --ranks 1,2,3 --methods allreduce:ring";
+    let text = succeed(trainer(&format!("{words} {BRIEF}"), &[]));
+    for part in [
+        "batch 4 a rank",
+        "batch 1 a rank",
+        "not predicted: allreduce:ring on 3 ranks: they do not divide a global batch of 4",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }
 
 #[test]
 fn published_figures_stand_beside_what_is_simulated_of_them() {
-    let text = succeeded(&["predict-scaling", "--published"]);
+    let text = succeed(trainer("predict-scaling --published", &[]));
     assert!(
         text.contains("published efficiency 84.2 %, predicted"),
         "{text}"
@@ -291,61 +220,33 @@ fn published_figures_stand_beside_what_is_simulated_of_them() {
 
 #[test]
 fn bench_simulates_methods_of_every_kind() {
-    let words = [
-        "bench",
-        "--simulate-network",
-        "1gbe",
-        "--simulate-ranks",
-        "2,4",
-    ];
     for method in [
-        &["--compress", "bf16"][..],
-        &["--sync", "local-sgd"],
-        &["--sync", "async-parameter-server"],
+        "--compress bf16",
+        "--sync local-sgd",
+        "--sync async-parameter-server",
     ] {
-        let text = succeeded(&[&words[..], &BRIEF[..], method].concat());
-        assert_eq!(
-            text.lines()
-                .filter(|line| line.starts_with("predicted "))
-                .count(),
-            4,
-            "{text}"
-        );
+        let words = format!("bench --simulate-network 1gbe --simulate-ranks 2,4 {BRIEF} {method}");
+        let text = succeed(trainer(&words, &[]));
+        let predicted = text.lines().filter(|line| line.starts_with("predicted "));
+        assert_eq!(predicted.count(), 4, "{text}");
     }
 }
 
 #[test]
 fn wrong_usage_has_code_2_and_names_the_flag_and_bad_files_have_code_1() {
-    for (words, flag) in [
-        (&["--methods", "ring"][..], "--methods: expected allreduce"),
-        (&["--network", "token-ring"], "--network"),
-        (&["--ranks", "0"], "--ranks: expected 1 to 4096"),
-        (&["--output", "/"], "--output: expected the name of a file"),
-        (
-            &["--profile", "a.json", "--steps", "3"],
-            "--steps has no effect",
-        ),
-        (&["--published", "--ranks", "2"], "--ranks has no effect"),
-        (&["--ranks-per-node", "0"], "--ranks-per-node"),
+    for (words, code, expected) in [
+        ("--methods ring", 2, "--methods: expected allreduce"),
+        ("--output /", 2, "--output: expected the name of a file"),
+        ("--profile /absent/step.json", 1, "/absent/"),
+        ("--measured /absent/runs.txt", 1, "/absent/"),
+        ("--output /absent/scaling.json", 1, "/absent/"),
     ] {
-        let output = run(&[&["predict-scaling"], words].concat());
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
-        assert!(error.contains(flag), "{words:?}: {error}");
+        let text = ended_with(code, trainer(&format!("predict-scaling {words}"), &[]));
+        assert!(text.contains(expected), "{words}: {text}");
         assert_eq!(
-            String::from_utf8_lossy(&output.stdout),
-            "",
-            "{words:?}: refused before anything is told"
+            text.lines().count(),
+            1,
+            "refused before anything is printed"
         );
-    }
-    for words in [
-        ["--profile", "/absent/step.json"],
-        ["--measured", "/absent/runs.txt"],
-        ["--output", "/absent/scaling.json"],
-    ] {
-        let output = run(&[&["predict-scaling"], &words[..]].concat());
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{words:?}: {error}");
-        assert!(error.contains("/absent/"), "{words:?}: {error}");
     }
 }

@@ -1,9 +1,8 @@
 //! The program itself, started as a user starts it: a short run's files, signals, evaluation, prediction, refusals.
 
-use crate::fixture::{bitmap, program, told};
+use crate::fixture::{bitmap, ended, ended_with, last_line_as_json, succeed, trainer};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -12,49 +11,8 @@ const TINY: &str = "train --model resnet8 --shapes-train 96 --shapes-test 40 --g
 const STUDY: &str =
     "name = \"s\"\ntitle = \"S\"\nabout = \"A.\"\n[[matrix]]\nranks = 1\nbatch_size_per_rank = 8\n";
 
-fn trainer(words: &str, more: &[&Path]) -> Command {
-    let mut command = program();
-    command.args(words.split_whitespace()).args(more);
-    command
-}
-
-fn succeed(mut command: Command) -> String {
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{:?}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// What the command is refused with, as wrong usage.
-fn refused(mut command: Command) -> String {
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{text}");
-    text
-}
-
-fn last_line_as_json(stdout: &str) -> Value {
-    serde_json::from_str(stdout.lines().last().unwrap()).unwrap()
-}
-
 fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-}
-
-fn end_of(mut child: Child, limit: Duration) -> Output {
-    let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(
-            start.elapsed() < limit,
-            "the program did not end in {limit:?}"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    child.wait_with_output().unwrap()
 }
 
 /// `cargo test` builds them; with `--test it` alone they may be absent or older.
@@ -98,8 +56,7 @@ fn a_launchers_variable_that_is_left_over_is_named_with_its_remedy_and_an_empty_
     let run = |words: &str, variables: &[(&str, &str)]| {
         let mut command = trainer(words, &[]);
         command.envs(variables.iter().copied());
-        let output = command.output().unwrap();
-        (output.status.code(), told(&output))
+        ended(command)
     };
     let bench =
         "bench --model resnet8 --threads 1 --steps 2 --warmup-steps 1 --batch-size-per-rank 2";
@@ -254,11 +211,8 @@ fn a_watch_until_the_end_succeeds_only_if_the_run_has_finished() {
     let run = directory.path().join("run");
     succeed(trainer(&format!("{TINY} --epochs 1 --output-dir"), &[&run]));
     let code = || {
-        let output = trainer("watch --until-end", &[&run]).output().unwrap();
-        (
-            output.status.code(),
-            String::from_utf8_lossy(&output.stdout).contains("stopped with a checkpoint"),
-        )
+        let (code, text) = ended(trainer("watch --until-end", &[&run]));
+        (code, text.contains("stopped with a checkpoint"))
     };
     assert_eq!(code(), (Some(0), false));
     // A copy that has the summary first.
@@ -354,118 +308,11 @@ fn bench_ends_with_one_line_of_json_and_writes_its_job_for_other_programs() {
 }
 
 #[test]
-fn each_stop_signal_ends_the_run_with_code_0_and_the_rest_gives_the_same_bits() {
-    let directory = tempfile::tempdir().unwrap();
-    let whole = directory.path().join("whole");
-    let epochs =
-        "--epochs 12 --eval-every-epochs 12 --checkpoint-every-epochs 12 --log-every-steps 1";
-    succeed(trainer(&format!("{TINY} {epochs} --output-dir"), &[&whole]));
-    let hash = |run: &Path| json_file(&run.join("summary.json"))["parameter_hash"].clone();
-    let stopped = directory.path().join("stopped");
-    std::fs::create_dir(&stopped).unwrap();
-    for signal in ["TERM", "INT", "USR1"] {
-        let mut command = trainer(
-            &format!("{TINY} {epochs} --resume --output-dir"),
-            &[&stopped],
-        );
-        let child = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let start = Instant::now();
-        let log = stopped.join("train.log");
-        let num_steps = || {
-            std::fs::read_to_string(&log)
-                .unwrap_or_default()
-                .matches(" step ")
-                .count()
-        };
-        let before = num_steps();
-        while num_steps() < before + 2 && start.elapsed() < Duration::from_secs(60) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        let killed = Command::new("kill")
-            .args([&format!("-{signal}"), &child.id().to_string()])
-            .status()
-            .unwrap();
-        assert!(killed.success());
-        let output = end_of(child, Duration::from_secs(60));
-        assert!(
-            output.status.success(),
-            "{signal}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        assert_eq!(
-            json_file(&stopped.join("summary.json"))["stopped_early"],
-            true,
-            "{signal}"
-        );
-    }
-    succeed(trainer(
-        "train --threads 1 --resume --output-dir",
-        &[&stopped],
-    ));
-    assert_eq!(hash(&stopped), hash(&whole));
-}
-
-#[test]
-fn a_launcher_of_several_tasks_around_a_world_of_one_is_refused_with_both_numbers() {
-    for variable in ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
-        let output = trainer(TINY, &[]).env(variable, "3").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success(), "{variable}");
-        assert!(
-            text.contains(&format!("{variable}=3")) && text.contains("world of 1"),
-            "{text}"
-        );
-    }
-}
-
-#[test]
-fn work_for_one_process_is_refused_as_one_of_several_tasks() {
-    let directory = tempfile::tempdir().unwrap();
-    let report = |tasks: &str| {
-        let mut command = trainer(
-            "report --output",
-            &[&directory.path().join("report"), directory.path()],
-        );
-        command
-            .env("OMPI_COMM_WORLD_SIZE", tasks)
-            .env("OMPI_COMM_WORLD_RANK", "0");
-        String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned()
-    };
-    let refusal = "expected one process, got 3 (OMPI_COMM_WORLD_SIZE)";
-    assert!(report("3").contains(refusal), "{}", report("3"));
-    assert!(
-        !report("1").contains("expected one process"),
-        "{}",
-        report("1")
-    );
-}
-
-#[test]
-fn an_output_directory_in_use_is_refused_and_left_as_it_was() {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("precious"), "data").unwrap();
-    assert!(
-        refused(trainer(
-            &format!("{TINY} --output-dir"),
-            &[directory.path()]
-        ))
-        .contains("--resume")
-    );
-    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
-}
-
-#[test]
 fn a_run_is_not_begun_in_a_folder_of_images_even_with_resume() {
     let images = tempfile::tempdir().unwrap();
     std::fs::create_dir(images.path().join("train")).unwrap();
-    let text = refused(trainer(
-        &format!("{TINY} --resume --output-dir"),
-        &[images.path()],
-    ));
+    let words = format!("{TINY} --resume --output-dir");
+    let text = ended_with(2, trainer(&words, &[images.path()]));
     assert!(text.contains("holds the folders of a data set"), "{text}");
     assert_eq!(std::fs::read_dir(images.path()).unwrap().count(), 1);
 }
@@ -507,25 +354,4 @@ fn what_a_command_was_asked_for_is_printed_whole_or_is_an_error_unless_the_reade
             "{words}: {code:?} {text}"
         );
     }
-}
-
-#[test]
-fn an_empty_file_of_options_is_refused() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    assert!(refused(trainer("config --config", &[file.path()])).contains("got an empty file"));
-}
-
-#[test]
-fn a_study_is_not_written_into_the_folder_of_something_else() {
-    let directory = tempfile::tempdir().unwrap();
-    let (study, output) = (
-        directory.path().join("study.toml"),
-        directory.path().join("run"),
-    );
-    std::fs::write(&study, STUDY).unwrap();
-    std::fs::create_dir(&output).unwrap();
-    std::fs::write(output.join("run.toml"), "").unwrap();
-    let text = refused(trainer("study", &[&study, Path::new("--output"), &output]));
-    assert!(text.contains("is not a study's"), "{text}");
-    assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
 }

@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
-use crate::fixture::{Run, TINY, flags, program, run, told};
+use crate::fixture::{Run, TINY, ended_with, flags, run, trainer};
 use serde_json::{Value, json};
 use trainer::config::cli::TrainArgs;
 
@@ -16,21 +15,15 @@ fn tiny(further: &str) -> TrainArgs {
     ])
 }
 
-fn report(inputs: &[&Path], output: &Path, more: &[&str]) -> Output {
-    let mut command = program();
-    command
-        .arg("report")
-        .args(inputs)
-        .arg("--output")
-        .arg(output)
-        .args(more);
-    command.output().unwrap()
+fn report(code: i32, inputs: &[&Path], output: &Path, more: &[&str]) -> String {
+    let mut command = trainer("report", inputs);
+    command.arg("--output").arg(output).args(more);
+    ended_with(code, command)
 }
 
 /// Writes a report that must succeed; its page.
 fn page(inputs: &[&Path], output: &Path, more: &[&str]) -> String {
-    let result = report(inputs, output, more);
-    assert!(result.status.success(), "{}", told(&result));
+    report(0, inputs, output, more);
     fs::read_to_string(output.join("index.html")).unwrap()
 }
 
@@ -234,12 +227,10 @@ fn wrong_inputs_and_outputs_are_refused_with_code_2_and_left_unchanged() {
         ("other.json", "of another kind"),
         ("text", "not JSON"),
     ] {
-        let output = report(&[&path(input)], &path("report"), &[]);
-        assert_eq!(output.status.code(), Some(2), "{input}: {}", told(&output));
+        let text = report(2, &[&path(input)], &path("report"), &[]);
         assert!(
-            told(&output).contains(said) && told(&output).contains("expected a run's"),
-            "{input}: {}",
-            told(&output)
+            text.contains(said) && text.contains("expected a run's"),
+            "{input}: {text}"
         );
     }
     fs::write(
@@ -257,30 +248,20 @@ fn wrong_inputs_and_outputs_are_refused_with_code_2_and_left_unchanged() {
         (folder.path().to_owned(), "foreign file"),
         (PathBuf::from("."), "without a name"),
     ] {
-        let output = report(&[&path("p.json")], &place, &[]);
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        assert!(
-            told(&output).contains("--output") && told(&output).contains(said),
-            "{}",
-            told(&output)
-        );
+        let text = report(2, &[&path("p.json")], &place, &[]);
+        assert!(text.contains("--output") && text.contains(said), "{text}");
     }
     for foreign in ["notes.txt", "figures/mine.csv", "run/config.json"] {
         let foreign = path("report").join(foreign);
         fs::create_dir_all(foreign.parent().unwrap()).unwrap();
         fs::write(&foreign, "mine").unwrap();
-        let output = report(&[&path("p.json")], &path("report"), &[]);
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        assert!(told(&output).contains("foreign file"), "{}", told(&output));
+        let text = report(2, &[&path("p.json")], &path("report"), &[]);
+        assert!(text.contains("foreign file"), "{text}");
         assert_eq!(fs::read_to_string(&foreign).unwrap(), "mine");
         fs::remove_file(&foreign).unwrap();
     }
     fs::remove_dir(path("report").join("run")).unwrap();
-    let output = report(
-        &[&path("p.json")],
-        &path("report"),
-        &["--target-accuracy", "80"],
-    );
-    assert_eq!(output.status.code(), Some(2));
+    let target = ["--target-accuracy", "80"];
+    report(2, &[&path("p.json")], &path("report"), &target);
     assert_eq!(fs::read_to_string(path("text")).unwrap(), "words");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::fixture::{Run, TINY, flags, program, run, write_images};
+use crate::fixture::{Run, TINY, ended_with, flags, run, trainer, write_images};
 use distributed::ROOT;
 use distributed::communicator::SingleCommunicator;
 use records::EpochRecord;
@@ -137,21 +137,14 @@ fn events_of_another_run_are_refused_and_those_of_the_resumed_run_are_not() {
 fn a_run_continues_without_an_event_file_that_cannot_be_created() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let run = Run::in_new_directory();
-    let mut train = program();
-    train
-        .arg("train")
-        .args(TINY.split(' '))
-        .arg("--output-dir")
-        .arg(run.directory());
-    let output = train
-        .arg("--tensorboard")
-        .arg(file.path().join("events"))
-        .output()
-        .unwrap();
-    let words = String::from_utf8(output.stderr).unwrap();
+    let words = format!(
+        "train {TINY} --output-dir {} --tensorboard",
+        run.directory().display()
+    );
+    let text = ended_with(0, trainer(&words, &[&file.path().join("events")]));
     assert!(
-        output.status.success() && words.contains("warning: --tensorboard: cannot create"),
-        "{words}"
+        text.contains("warning: --tensorboard: cannot create"),
+        "{text}"
     );
 }
 

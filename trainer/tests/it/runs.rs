@@ -6,7 +6,6 @@ use crate::fixture::{Run, TINY, flags, run, runs_of};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{DatasetError, ImageDataset, ImageShape, ShapesDataset};
-use distributed::replica::fingerprint;
 use distributed::{ROOT, run_ranks};
 use trainer::config::InputKind;
 use trainer::config::cli::TrainArgs;
@@ -24,49 +23,6 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_others() {
     let hash = |seed: &str| run(1, &tiny(&format!("--seed {seed}"))).parameter_hash();
     assert_eq!(hash("3"), hash("3"));
     assert_ne!(hash("3"), hash("4"));
-}
-
-#[test]
-fn a_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed_one() {
-    for world_size in [1, 2] {
-        let whole = run(
-            world_size,
-            &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"),
-        );
-        // The checkpoint of step 3 of 5 in the first epoch is all that the second run gets.
-        let resumed = whole
-            .with_checkpoint_alone(3)
-            .go(world_size, &tiny("--resume"));
-        assert_eq!(
-            resumed.parameter_hash(),
-            whole.parameter_hash(),
-            "{world_size} ranks"
-        );
-        let resumed = resumed.last_record();
-        let whole = whole.last_record();
-        assert_eq!(
-            resumed.test, whole.test,
-            "norm statistics of {world_size} ranks differ"
-        );
-        assert_eq!(resumed.train_top1_correct, whole.train_top1_correct);
-    }
-}
-
-#[test]
-fn every_rank_ends_with_the_same_parameters() {
-    for world_size in [3, 4] {
-        let run = run(world_size, &tiny("--epochs 1"));
-        let hashes: Vec<_> = run
-            .outcomes()
-            .iter()
-            .map(|outcome| fingerprint(&outcome.model))
-            .collect();
-        assert!(
-            hashes.windows(2).all(|pair| pair[0] == pair[1]),
-            "{hashes:?}"
-        );
-        assert_eq!(run.last_record().train_num_samples, 104);
-    }
 }
 
 /// A data set that records which samples are read.

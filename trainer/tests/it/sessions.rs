@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::fixture::{Run, bitmap, flags, program, run, write_images};
+use crate::fixture::{Run, bitmap, ended_with, flags, run, trainer, write_images};
 use crate::resuming::{metrics, newest, refusal, tiny, told};
 use distributed::ROOT;
 
@@ -47,21 +47,8 @@ fn lost_records_of_epochs_are_a_warning_of_a_resume() {
     let metrics = run.directory().join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, text.replacen("{\"epoch\":0", "{\"epoch\":O", 1)).unwrap();
-    let mut train = program();
-    train
-        .args([
-            "train",
-            "--resume",
-            "--epochs",
-            "3",
-            "--schedule-epochs",
-            "2",
-            "--output-dir",
-        ])
-        .arg(run.directory());
-    let output = train.output().unwrap();
-    let words = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{words}");
+    let resume = "train --resume --epochs 3 --schedule-epochs 2 --output-dir";
+    let words = ended_with(0, trainer(resume, &[&run.directory()]));
     let said = words
         .lines()
         .filter(|line| line.contains("records of epochs 1 are missing or unreadable"));

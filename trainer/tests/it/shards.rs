@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::fixture::{flags, program, run};
+use crate::fixture::{ended_with, flags, run, succeed, trainer};
 
 /// Returns a folder of JPEG files of two classes and several sizes, from the tests of `datasets`.
 pub(crate) fn photographs() -> TempDir {
@@ -40,24 +40,10 @@ pub(crate) fn photographs() -> TempDir {
 /// Writes shards of these photographs with the program.
 pub(crate) fn sharded(from: &Path, images_per_shard: usize) -> TempDir {
     let to = tempfile::tempdir().unwrap();
-    let mut shard = program();
-    shard
-        .args([
-            "shard",
-            "--images-per-shard",
-            &images_per_shard.to_string(),
-            "--from",
-        ])
-        .arg(from)
-        .arg("--to");
-    assert!(
-        shard
-            .arg(to.path())
-            .stdout(Stdio::null())
-            .status()
-            .unwrap()
-            .success()
-    );
+    let words = format!("shard --images-per-shard {images_per_shard} --from");
+    let mut shard = trainer(&words, &[from]);
+    shard.arg("--to").arg(to.path());
+    succeed(shard);
     to
 }
 
@@ -77,17 +63,9 @@ fn files_that_a_shard_or_a_run_leaves_out_are_reported() {
     fs::create_dir(&test).unwrap();
     fs::write(test.join("1.jpg"), "").unwrap();
     let to = tempfile::tempdir().unwrap();
-    let output = program()
-        .arg("shard")
-        .arg("--from")
-        .arg(photographs.path())
-        .arg("--to")
-        .arg(to.path())
-        .output()
-        .unwrap();
-    let text = [output.stdout, output.stderr]
-        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-        .concat();
+    let mut shard = trainer("shard --from", &[photographs.path()]);
+    shard.arg("--to").arg(to.path());
+    let text = ended_with(0, shard);
     let manifest = fs::read_to_string(
         run(1, &flags(&[&words("image-folder", photographs.path())]))
             .directory()
@@ -173,15 +151,11 @@ fn a_run_on_shards_that_was_killed_in_an_epoch_resumes_to_the_same_bits() {
     let runs = tempfile::tempdir().unwrap();
     let shards = sharded(photographs.path(), 5);
     let train = |directory: &PathBuf| {
-        let mut train = program();
         let words = words("shards", shards.path()).replace("--epochs 2", "--epochs 20");
-        train
-            .arg("train")
-            .args(words.split_whitespace())
-            .args("--threads 1 --eval-every-epochs 20".split(' '));
-        train
-            .args("--checkpoint-every-steps 1 --log-every-steps 1 --resume --output-dir".split(' '))
-            .arg(directory);
+        let further =
+            "--threads 1 --eval-every-epochs 20 --checkpoint-every-steps 1 --log-every-steps 1";
+        let words = format!("train {words} {further} --resume --output-dir");
+        let mut train = trainer(&words, &[directory]);
         train.stdout(Stdio::null()).stderr(Stdio::null());
         train
     };

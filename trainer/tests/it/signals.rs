@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::fixture::{Run, TINY, program};
+use crate::fixture::{Run, TINY, make_pipe, program};
 use trainer::run::checkpoint::CheckpointStore;
 
 /// A process that is killed when its test ends.
@@ -54,13 +54,7 @@ impl Running {
 fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one_that_trains() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .unwrap()
-            .success()
-    );
+    make_pipe(&pipe);
     let waiting = Running(
         program()
             .arg("train")
@@ -120,7 +114,7 @@ fn await_step(run: &Run) {
 #[test]
 fn a_closed_terminal_and_a_schedulers_warning_stop_a_run_with_a_checkpoint_unless_it_ignores_them()
 {
-    let stops = ["HUP", "USR1", "USR2", "XCPU"].map(|signal| {
+    let stops = ["INT", "HUP", "USR1", "USR2", "XCPU"].map(|signal| {
         let run = Run::in_new_directory();
         (signal, trained_after("true", &run), run)
     });

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::evaluation::alone;
-use crate::fixture::{Run, TINY, flags, program, relative_l2, run, told, write_images};
+use crate::fixture::{Run, TINY, ended_with, flags, relative_l2, run, trainer, write_images};
 use distributed::ROOT;
 use distributed::replica::{ParameterLayout, read};
 use records::{EpochRecord, EvaluationByClass, Summary};
@@ -272,17 +272,11 @@ fn splits_of_files_are_found_named_or_refused() {
 
     let folder_of_run = tempfile::tempdir().unwrap();
     let words = "train --dataset image-folder --image-size 8 --eval-split train --model resnet8 --epochs 1 --threads 1";
-    let output = program()
-        .args(words.split(' '))
-        .arg("--data-dir")
-        .arg(all.path())
-        .current_dir(folder_of_run.path())
-        .output()
-        .unwrap();
-    let text = format!("{output:?}");
+    let mut command = trainer(&format!("{words} --data-dir"), &[all.path()]);
+    command.current_dir(folder_of_run.path());
+    let text = ended_with(0, command);
     assert!(
-        output.status.success()
-            && text.contains("--eval-split train: the best model is chosen by training images"),
+        text.contains("--eval-split train: the best model is chosen by training images"),
         "{text}"
     );
 
@@ -303,13 +297,7 @@ fn the_log_says_on_which_images_the_best_model_is_chosen() {
     let log = |further: &str| {
         let folder = tempfile::tempdir().unwrap();
         let words = format!("train {TINY} --threads 1 {further} --output-dir");
-        let output = program()
-            .args(words.split_whitespace())
-            .arg(folder.path().join("run"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", told(&output));
-        told(&output)
+        ended_with(0, trainer(&words, &[&folder.path().join("run")]))
     };
     let text = log("--val-fraction 0.25");
     for words in [
@@ -434,18 +422,4 @@ fn equal_weights_of_any_size_are_as_good_as_none_whichever_way_ranks_synchronise
             "{method}: {distance:e}, {loss}, {loss_without}"
         );
     }
-}
-
-#[test]
-fn weights_for_another_number_of_classes_are_refused() {
-    let text = Run::in_new_directory()
-        .try_go(1, &tiny("--class-weights 1,2"))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains(
-            "--class-weights: the number of weights is not that of the classes (expected 10, got 2)"
-        ),
-        "{text}"
-    );
 }

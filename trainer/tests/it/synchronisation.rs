@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::fixture::{Run, TINY, flags, program, relative_l2, run, told};
+use crate::fixture::{Run, TINY, ended_with, flags, relative_l2, run, trainer};
 use distributed::ROOT;
 use distributed::replica::{ParameterLayout, fingerprint, read};
 use trainer::config::cli::TrainArgs;
@@ -54,23 +54,15 @@ fn num_steps(run: &Run, what: &str) -> u64 {
 
 #[test]
 fn a_rank_of_factors_at_which_no_tensor_is_compressed_is_reported() {
-    let output_of = |words: &str| {
-        let output = program().args(words.split(' ')).output().unwrap();
-        (output.status.success(), told(&output))
-    };
     let vain = "--compress powersgd:100: no tensor of the model becomes less than half as large; give a smaller rank";
     let directory = tempfile::tempdir().unwrap();
-    let run = directory.path().join("run");
-    let train = format!(
-        "train {TINY} --threads 1 --compress powersgd:100 --output-dir {}",
-        run.display()
-    );
-    let (is_ok, text) = output_of(&train);
-    assert!(is_ok && text.contains(vain), "{text}");
+    let train = format!("train {TINY} --threads 1 --compress powersgd:100 --output-dir");
+    let text = ended_with(0, trainer(&train, &[&directory.path().join("run")]));
+    assert!(text.contains(vain), "{text}");
     let bench = "bench --model resnet8 --image-size 8 --batch-size-per-rank 4 --steps 1 --threads 1 --compress powersgd:";
-    let (is_ok, text) = output_of(&format!("{bench}100"));
-    assert!(!is_ok && text.contains(vain), "{text}");
-    assert!(output_of(&format!("{bench}2")).0);
+    let text = ended_with(1, trainer(&format!("{bench}100"), &[]));
+    assert!(text.contains(vain), "{text}");
+    ended_with(0, trainer(&format!("{bench}2"), &[]));
 }
 
 #[test]

@@ -1,31 +1,24 @@
 //! `trainer verify` as a user starts it, on a backend that is not the reference.
 
-use crate::fixture::{program, told};
+use crate::fixture::{ended_with, trainer};
 use std::path::Path;
-use std::process::Output;
 
 use serde_json::Value;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../burn-resnet/tests/golden");
 
-fn verify(words: &str, output: &Path) -> Output {
-    let mut command = program();
-    command
-        .arg("verify")
-        .args(words.split_whitespace())
-        .arg("--output")
-        .arg(output);
-    command.output().unwrap()
+fn verify(code: i32, words: &str, output: &Path) -> String {
+    ended_with(
+        code,
+        trainer(&format!("verify {words} --output"), &[output]),
+    )
 }
 
 #[test]
 fn the_reference_learns_in_flat_memory_also_from_short_batches() {
     let directory = tempfile::tempdir().unwrap();
-    let output = verify(
-        "--device flex --quick --threads 1 --only ten-steps,ranks,learning,memory",
-        &directory.path().join("verify.json"),
-    );
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    let words = "--device flex --quick --threads 1 --only ten-steps,ranks,learning,memory";
+    verify(0, words, &directory.path().join("verify.json"));
 }
 
 #[test]
@@ -43,14 +36,11 @@ fn wrong_numbers_fail_with_exit_code_1() {
         "--device flex --only golden --data-dir {}",
         directory.path().display()
     );
-    let output = verify(&words, &file);
-    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
-    assert!(told(&output).contains("WRONG: "), "{}", told(&output));
+    let text = verify(1, &words, &file);
     // The failing comparison names the changed weights.
     assert!(
-        told(&output).contains("linear.weight "),
-        "{}",
-        told(&output)
+        text.contains("WRONG: ") && text.contains("linear.weight "),
+        "{text}"
     );
     let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(json["verdict"], "FAIL");
@@ -59,14 +49,11 @@ fn wrong_numbers_fail_with_exit_code_1() {
 #[test]
 fn unknown_checks_are_refused_with_the_known_ones() {
     let directory = tempfile::tempdir().unwrap();
-    let output = verify(
-        "--device flex --only golden,speed",
-        &directory.path().join("verify.json"),
-    );
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    let words = "--device flex --only golden,speed";
+    let text = verify(2, words, &directory.path().join("verify.json"));
     assert!(
-        told(&output).contains("known-answer,golden,ten-steps")
-            && told(&output).contains("got speed")
+        text.contains("known-answer,golden,ten-steps") && text.contains("got speed"),
+        "{text}"
     );
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
@@ -94,11 +81,8 @@ mod second_opinion {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("verify.json");
         let only = "--only known-answer,golden,ten-steps,ranks,nccl,checkpoints";
-        let output = verify(
-            &format!("--device ndarray --quick {only} --data-dir {GOLDEN}"),
-            &file,
-        );
-        assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+        let words = format!("--device ndarray --quick {only} --data-dir {GOLDEN}");
+        let text = verify(0, &words, &file);
         let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         let expected = [
             ("known-answer", "skipped"),
@@ -108,7 +92,7 @@ mod second_opinion {
             ("nccl", "skipped"),
             ("checkpoints", "ok"),
         ];
-        assert_eq!(verdicts(&json), expected, "{}", told(&output));
+        assert_eq!(verdicts(&json), expected, "{text}");
         assert_eq!(
             (&json["verdict"], &json["precision"]),
             (&"ok".into(), &"f32".into())
@@ -128,8 +112,7 @@ mod second_opinion {
                 );
             }
         }
-        let words = told(&output);
-        let words: Vec<&str> = words.split_whitespace().collect();
+        let words: Vec<&str> = text.split_whitespace().collect();
         let words = words.join(" ");
         assert!(words.contains("verify: ok: ndarray f32"), "{words}");
         assert!(

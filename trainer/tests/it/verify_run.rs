@@ -9,29 +9,22 @@ use trainer::commands::verify_run::verify_run;
 use trainer::config::cli::VerifyRunArgs;
 use trainer::model::network::ResNetFamily;
 
-use crate::fixture::{Run, TINY, bitmap, flags, program, run, silent, told, write_images};
+use crate::fixture::{
+    Run, TINY, bitmap, ended, ended_with, flags, make_pipe, run, silent, trainer, write_images,
+};
 
-/// Exit code and words of a repetition on one rank.
-fn verified(directory: &Path, further: &[&str]) -> (Option<i32>, String) {
-    let output = program()
-        .arg("verify-run")
-        .arg(directory)
-        .args(further)
-        .output()
-        .unwrap();
-    let text = told(&output);
+/// Returns the words of a repetition on one rank that ends with this code.
+#[track_caller]
+fn says(directory: &Path, further: &str, code: i32, words: &[&str]) -> String {
+    let command = trainer(&format!("verify-run {further}"), &[directory]);
+    let text = ended_with(code, command);
     // The table breaks lines.
-    let words: Vec<&str> = text.split_whitespace().collect();
-    (output.status.code(), words.join(" "))
-}
-
-fn says(directory: &Path, further: &[&str], code: i32, words: &[&str]) {
-    let (got, text) = verified(directory, further);
-    assert_eq!(got, Some(code), "{text}");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         words.iter().all(|word| text.contains(word)),
         "{words:?} in {text}"
     );
+    text
 }
 
 fn hashes(run: &Run) -> String {
@@ -46,11 +39,11 @@ fn a_repeated_run_is_equal_and_another_seed_is_named_by_step_and_tensor() {
         5,
         "the steps of the first epoch"
     );
-    says(&run.directory(), &[], 0, &["equal: 5 steps"]);
-    says(&run.directory(), &["--steps", "2"], 0, &["equal: 2 steps"]);
+    says(&run.directory(), "", 0, &["equal: 5 steps"]);
+    says(&run.directory(), "--steps 2", 0, &["equal: 2 steps"]);
     says(
         &run.directory(),
-        &["--steps", "6"],
+        "--steps 6",
         2,
         &["--steps", "1 to 5", "got 6"],
     );
@@ -60,7 +53,7 @@ fn a_repeated_run_is_equal_and_another_seed_is_named_by_step_and_tensor() {
     fs::write(&options, text.replace("\nseed = 0\n", "\nseed = 1\n")).unwrap();
     says(
         &run.directory(),
-        &[],
+        "",
         3,
         &[
             "different from step 0 on",
@@ -82,11 +75,8 @@ fn neither_event_files_nor_an_idle_resume_make_a_repetition_differ() {
             events.path().to_str().unwrap(),
         ]),
     );
-    let (code, text) = verified(&run.directory(), &[]);
-    assert!(
-        code == Some(0) && text.contains("equal: 5 steps") && !text.contains("hash of the options"),
-        "{text}"
-    );
+    let text = says(&run.directory(), "", 0, &["equal: 5 steps"]);
+    assert!(!text.contains("hash of the options"), "{text}");
     assert_eq!(fs::read_dir(events.path()).unwrap().count(), 1);
 }
 
@@ -107,21 +97,12 @@ fn repeats_on_two(run: &Run, steps: usize) {
 }
 
 #[test]
-fn local_sgd_that_averages_before_checkpoints_is_repeated_with_them() {
-    repeats_on_two(
-        &run(
-            2,
-            &flags(&[
-                TINY,
-                "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1",
-            ]),
-        ),
-        5,
-    );
-}
-
-#[test]
-fn local_sgd_is_repeated_where_it_averages_after_none_of_the_compared_steps() {
+fn local_sgd_is_repeated_with_its_checkpoints_and_where_no_compared_step_averages() {
+    let often = [
+        TINY,
+        "--epochs 1 --sync local-sgd --every 4 --checkpoint-every-steps 1",
+    ];
+    repeats_on_two(&run(2, &flags(&often)), 5);
     let apart = "--model resnet8 --shapes-train 96 --shapes-test 8 --global-batch-size 4 --epochs 1 --sync local-sgd --every 50";
     repeats_on_two(&run(2, &flags(&[apart])), 20);
 }
@@ -152,20 +133,12 @@ fn local_sgd_stopped_between_averagings_continues_without_hashes_and_warns() {
         "one rank does not average"
     );
     let run = stopped();
-    let mut train = program();
-    train
-        .args("train --threads 1 --resume".split(' '))
-        .args(options.join(" ").split(' '));
-    let output = train
-        .arg("--output-dir")
-        .arg(run.directory())
-        .output()
-        .unwrap();
-    let words = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        output.status.success() && words.contains("earlier than planned"),
-        "{words}"
+    let words = format!(
+        "train --threads 1 --resume {} --output-dir",
+        options.join(" ")
     );
+    let text = ended_with(0, trainer(&words, &[&run.directory()]));
+    assert!(text.contains("earlier than planned"), "{text}");
 }
 
 #[test]
@@ -179,29 +152,17 @@ fn a_changed_byte_of_the_weights_is_found_though_the_manifest_has_none() {
         .path();
     let weights = weights.join("model.safetensors");
     let run = Run::in_new_directory();
-    let mut train = program();
-    train.arg("train").args(TINY.split(' ')).args([
-        "--threads",
-        "1",
-        "--weights",
-        weights.to_str().unwrap(),
-        "--output-dir",
-    ]);
-    assert!(
-        train
-            .arg(run.directory())
-            .output()
-            .unwrap()
-            .status
-            .success()
-    );
-    says(&run.directory(), &[], 0, &["equal"]);
+    let words = format!("train {TINY} --threads 1 --weights");
+    let mut train = trainer(&words, &[&weights]);
+    train.arg("--output-dir").arg(run.directory());
+    ended_with(0, train);
+    says(&run.directory(), "", 0, &["equal"]);
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, bytes).unwrap();
     says(
         &run.directory(),
-        &[],
+        "",
         3,
         &[
             "different from step 0 on",
@@ -233,11 +194,11 @@ fn a_changed_byte_of_an_image_is_found_with_the_checksum() {
         images.path().display()
     );
     let run = run(1, &flags(&[&data, "--global-batch-size 2"]));
-    says(&run.directory(), &[], 0, &["equal: 4 steps"]);
+    says(&run.directory(), "", 0, &["equal: 4 steps"]);
     fs::write(images.path().join("train/a/0.bmp"), bitmap(11)).unwrap();
     says(
         &run.directory(),
-        &[],
+        "",
         3,
         &[
             "different from step",
@@ -262,14 +223,14 @@ fn a_run_of_two_ranks_is_repeated_on_two_and_an_exact_one_on_any_number() {
     );
     says(
         &local.directory(),
-        &[],
+        "",
         1,
         &["expected 2 ranks", "got 1", "--reduction exact"],
     );
     let exact = run(2, &flags(&[TINY, "--reduction exact --virtual-shards 4"]));
     says(
         &exact.directory(),
-        &[],
+        "",
         0,
         &["equal: 5 steps", "ranks was 2, is 1"],
     );
@@ -300,7 +261,7 @@ fn steps_after_a_resume_with_other_options_are_not_repeated() {
         .again()
         .go(1, &flags(&[TINY, "--resume --grad-accum-steps 2"]));
     assert_eq!(hashes(&resumed), kept);
-    says(&resumed.directory(), &[], 0, &["equal: "]);
+    says(&resumed.directory(), "", 0, &["equal: "]);
 }
 
 #[test]
@@ -309,7 +270,7 @@ fn independent_ranks_and_updates_on_the_device_keep_no_hashes() {
         let run = run(ranks, &flags(&[TINY, "--epochs 1", method]));
         says(
             &run.directory(),
-            &[],
+            "",
             1,
             &[
                 "has no hashes.jsonl",
@@ -345,16 +306,8 @@ fn hashes_that_cannot_be_written_cause_one_warning_and_stop_no_rank() {
     let run = Run::in_new_directory();
     fs::create_dir_all(run.directory().join("hashes.jsonl/in-the-way")).unwrap();
     let further = "--resume --checkpoint-every-steps 2";
-    let mut train = program();
-    train
-        .arg("train")
-        .args(TINY.split(' '))
-        .args(further.split(' '))
-        .arg("--output-dir")
-        .arg(run.directory());
-    let output = train.output().unwrap();
-    let words = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{words}");
+    let words = format!("train {TINY} {further} --output-dir");
+    let words = ended_with(0, trainer(&words, &[&run.directory()]));
     assert_eq!(
         words
             .matches("warning: hashes of the first steps: cannot write")
@@ -368,52 +321,30 @@ fn hashes_that_cannot_be_written_cause_one_warning_and_stop_no_rank() {
 
 #[test]
 fn named_pipes_among_a_runs_files_are_refused_and_not_waited_for() {
-    let run = run(1, &flags(&[TINY, "--epochs 1"]));
-    for file in ["hashes.jsonl", "manifest.json", "run.toml"] {
-        let path = run.directory().join(file);
-        fs::remove_file(&path).unwrap();
-        assert!(
-            std::process::Command::new("mkfifo")
-                .arg(&path)
-                .status()
-                .unwrap()
-                .success()
-        );
-        says(
-            &run.directory(),
-            &[],
-            1,
-            &[
-                file,
-                "expected a regular file, got a folder, pipe or device",
-            ],
-        );
-    }
-}
-
-#[test]
-fn named_pipes_among_a_runs_files_are_refused_by_a_resume_and_not_waited_for() {
-    let original = run(1, &flags(&[TINY, "--epochs 1 --schedule constant"]));
-    for file in ["run.toml", "manifest.json", "metrics.jsonl", "train.log"] {
-        let path = original.directory().join(file);
-        let aside = path.with_extension("aside");
-        fs::rename(&path, &aside).unwrap();
-        assert!(
-            std::process::Command::new("mkfifo")
-                .arg(&path)
-                .status()
-                .unwrap()
-                .success()
-        );
-        let mut resume = program();
-        resume
-            .args(["train", "--resume", "--epochs", "2", "--output-dir"])
-            .arg(original.directory());
-        let words = String::from_utf8(resume.output().unwrap().stderr).unwrap();
-        assert!(
-            words.contains("expected a regular file") && words.contains(file),
-            "{words}"
-        );
-        fs::rename(&aside, &path).unwrap();
+    let run = run(1, &flags(&[TINY, "--epochs 1 --schedule constant"]));
+    let resume = "train --resume --epochs 2 --output-dir";
+    for (command, files) in [
+        (
+            "verify-run",
+            &["hashes.jsonl", "manifest.json", "run.toml"][..],
+        ),
+        (
+            resume,
+            &["run.toml", "manifest.json", "metrics.jsonl", "train.log"],
+        ),
+    ] {
+        for file in files {
+            let path = run.directory().join(file);
+            let aside = path.with_extension("aside");
+            fs::rename(&path, &aside).unwrap();
+            make_pipe(&path);
+            let (got, text) = ended(trainer(command, &[&run.directory()]));
+            assert!(
+                text.contains("expected a regular file") && text.contains(file),
+                "{command} {file}: {text}"
+            );
+            assert!(command == resume || got == Some(1), "{file}: {text}");
+            fs::rename(&aside, &path).unwrap();
+        }
     }
 }
