@@ -164,46 +164,47 @@ fn milliseconds(steps: &[(u64, Duration)]) -> Vec<f64> {
         .collect()
 }
 
+/// Returns the record of an epoch of 10 images in 5 steps.
 #[cfg(test)]
-pub(crate) mod tests {
+pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> records::EpochRecord {
+    let evaluation = |top1_correct| {
+        let sums = ScoreSums {
+            loss_sum: 5.0,
+            num_samples: 10,
+            top1_correct,
+            top5_correct: 9,
+        };
+        sums.evaluation(BTreeMap::new())
+    };
+    records::EpochRecord {
+        epoch,
+        step: (epoch + 1) * 5,
+        train_loss: Some(0.5),
+        train_top1: Some(0.6),
+        train_top5: Some(0.9),
+        train_num_samples: 10,
+        train_top1_correct: 6,
+        train_top5_correct: 9,
+        test: test_top1_correct.and_then(evaluation),
+        learning_rate: 0.05,
+        images_per_second: 5.0,
+        seconds_total: 3.0,
+        seconds: Seconds {
+            forward: 0.5,
+            backward: 1.0,
+            ..Seconds::default()
+        },
+        num_steps: Some(5),
+        peak_memory_bytes: 200 << 20,
+        num_ranks: 1,
+        ..records::EpochRecord::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
     use super::*;
     use records::EpochRecord;
-
-    /// The record of an epoch of 10 images in 5 steps.
-    pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> EpochRecord {
-        let evaluation = |top1_correct| {
-            let sums = ScoreSums {
-                loss_sum: 5.0,
-                num_samples: 10,
-                top1_correct,
-                top5_correct: 9,
-            };
-            sums.evaluation(BTreeMap::new())
-        };
-        EpochRecord {
-            epoch,
-            step: (epoch + 1) * 5,
-            train_loss: Some(0.5),
-            train_top1: Some(0.6),
-            train_top5: Some(0.9),
-            train_num_samples: 10,
-            train_top1_correct: 6,
-            train_top5_correct: 9,
-            test: test_top1_correct.and_then(evaluation),
-            learning_rate: 0.05,
-            images_per_second: 5.0,
-            seconds_total: 3.0,
-            seconds: Seconds {
-                forward: 0.5,
-                backward: 1.0,
-                ..Seconds::default()
-            },
-            num_steps: Some(5),
-            peak_memory_bytes: 200 << 20,
-            num_ranks: 1,
-            ..EpochRecord::default()
-        }
-    }
 
     #[test]
     fn an_epoch_without_evaluation_writes_null_and_is_read_back() {

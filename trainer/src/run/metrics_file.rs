@@ -98,7 +98,7 @@ fn missing(epochs: &BTreeSet<u64>, end: u64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::metrics::tests::record;
+    use crate::measure::metrics::record;
     use std::fs;
 
     fn epochs(path: &Path) -> Vec<u64> {

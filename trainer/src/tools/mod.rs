@@ -1,4 +1,4 @@
-//! What looks at a job or a machine beside training: measurements, checks, predictions.
+//! Measurements, checks and predictions of jobs and machines.
 
 pub mod bench;
 pub mod check;

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::TrainConfig;
 use crate::config::cli::TrainArgs;
 use crate::measure::metrics::ScoreSums;
-use crate::measure::metrics::tests::record;
+use crate::measure::metrics::record;
 use crate::measure::metrics::throughput;
 use records::{Best, Evaluation, FinalTest, GradientNoise, RankSeconds, Seconds, SlowestRank};
 use std::collections::BTreeMap;
