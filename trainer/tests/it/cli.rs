@@ -334,7 +334,7 @@ fn flags_win_over_the_file_and_a_changed_choice_drops_the_files_details_of_the_o
         (
             &resolved("--device flex --convolution direct").to_toml(),
             "--kernels stock",
-            "compute.convolution=",
+            "compute.kernels=stock compute.convolution=auto",
         ),
         (
             &resolved("").to_toml(),
@@ -483,12 +483,13 @@ fn a_path_that_toml_cannot_hold_is_refused_as_one_and_nothing_is_written() {
 
 #[test]
 fn the_global_batch_is_the_exact_product_or_refused() {
+    let mut args = train_args("");
     for world_size in 1..=5 {
         for accumulation in 1..=4 {
             for global in 1..=48 {
-                let flags =
-                    format!("--global-batch-size {global} --grad-accum-steps {accumulation}");
-                match resolved_for(&flags, world_size) {
+                args.batch.global_batch_size = Some(global);
+                args.batch.grad_accum_steps = Some(accumulation);
+                match TrainConfig::resolve(&args, world_size) {
                     Ok(config) => {
                         assert_eq!(config.batch.global_batch_size, global);
                         let parts = config.batch.grad_accum_steps() * config.num_workers();

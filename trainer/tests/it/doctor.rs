@@ -134,6 +134,9 @@ fn doctor_fetches_nothing() {
     );
 }
 
+/// Few images, whose checksums are taken on every rank.
+const FEW: &str = "--shapes-train 64 --shapes-test 8";
+
 fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {
     let words = format!(
         "doctor --threads 1 --output-dir {} {}",
@@ -150,7 +153,7 @@ fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {
 fn all_ranks_find_the_same_and_sum_exactly() {
     let directory = tempfile::tempdir().unwrap();
     for world_size in [2, 3] {
-        let config = DoctorConfig::resolve(&arguments(directory.path(), &[])).unwrap();
+        let config = DoctorConfig::resolve(&arguments(directory.path(), &[FEW])).unwrap();
         let found: Vec<Vec<RankFacts>> = run_ranks(world_size, |communicator| {
             examine(&config, &silent(communicator)).unwrap()
         });
@@ -184,7 +187,7 @@ fn data_that_one_rank_lacks_ends_all_ranks_alike_and_hangs_none() {
         let more: &[&str] = if lacks {
             &["--dataset", "cifar10", "--data-dir", "/absent"]
         } else {
-            &["--shapes-test", "8"]
+            &[FEW]
         };
         doctor(&arguments(directory.path(), more), &silent(communicator)).unwrap()
     });

@@ -205,7 +205,7 @@ fn an_overflow_at_a_fixed_scale_and_a_loss_that_is_not_finite_end_the_run() {
         LossScaling::Fixed(1 << 24),
         0.5,
         &[
-            "step 0",
+            "step 1",
             "largest gradient, in",
             "fixed loss scale of 16777216",
             "--loss-scale dynamic",
@@ -214,7 +214,7 @@ fn an_overflow_at_a_fixed_scale_and_a_loss_that_is_not_finite_end_the_run() {
     let dynamic = (
         LossScaling::Dynamic,
         f32::NAN,
-        &["step 0", "loss there NaN"][..],
+        &["step 1", "loss is NaN there"][..],
     );
     for (scaling, pixel, parts) in [fixed, dynamic] {
         let errors = run_ranks(2, |communicator| {

@@ -73,7 +73,8 @@ fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usi
             match end.outcome {
                 StepOutcome::Skipped(reason) if breaks.is_some() => {
                     assert!(
-                        reason.contains(&format!("step {step}")) && reason.contains("on rank 1"),
+                        reason.contains(&format!("step {}", step + 1))
+                            && reason.contains("on rank 1"),
                         "{reason}"
                     );
                     assert_eq!(end.scores, None, "a step that is not made has no score");
