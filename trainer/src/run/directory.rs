@@ -369,9 +369,9 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     entries.map(name).collect()
 }
 
-/// Checks that no run has nearly the name of a directory that does not exist. A script may start and
-/// resume a run with one command, so another missing directory is a new run. Names that differ only
-/// in digits belong to a series.
+/// Checks that no run has nearly the name of a directory that does not exist. A script may start
+/// and resume a run with one command, so another missing directory is a new run. Names that differ
+/// only in digits belong to a series.
 fn reject_misspelling(path: &Path) -> Result<(), ConfigError> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let name = path.file_name().unwrap_or_default().to_string_lossy();

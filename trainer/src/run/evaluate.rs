@@ -61,9 +61,8 @@ impl Evaluation {
             .and_then(|sums| sums.evaluation(self.metrics.clone()))
     }
 
-    /// Returns the record of this evaluation of `(split, epoch)`; `names` are the classes of the model.
-    /// `None` if a rank interrupted the evaluation.
-    /// Collective: all ranks.
+    /// Returns the record of this evaluation of `(split, epoch)`; `names` are the classes of the
+    /// model. `None` if a rank interrupted the evaluation. Collective: all ranks.
     ///
     /// # Errors
     /// If a collective fails.

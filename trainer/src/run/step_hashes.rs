@@ -112,8 +112,9 @@ impl HashRecorder {
         };
         // Two words of every step: its loss and its parameters.
         let words_of_ranks = |place: usize| -> Vec<String> {
+            let word = |bytes: &Vec<u8>| u64::from_be_bytes(bytes.as_chunks().0[place]);
             all.iter()
-                .map(|bytes| hexadecimal(&bytes[8 * place..8 * place + 8]))
+                .map(|bytes| format!("{:016x}", word(bytes)))
                 .collect()
         };
         let records: Vec<StepHashes> = own
@@ -146,10 +147,6 @@ impl HashRecorder {
         }
         Ok(())
     }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Opens the file with its first `num_steps` lines. Returns `None` if the file cannot be read or

@@ -32,8 +32,8 @@ pub struct StepConfig {
     pub loss_scale: LossScaling,
     /// Norm statistics over all ranks instead of each rank's own.
     pub sync_batch_norm: bool,
-    /// Skip a step with a loss or gradient that is not finite, instead of failing; only if all ranks
-    /// sum the gradients of every step.
+    /// Skip a step with a loss or gradient that is not finite, instead of failing; only if all
+    /// ranks sum the gradients of every step.
     pub skips_non_finite: bool,
     /// Batch sizes between which the noise of gradients is measured; only if every step sums all
     /// gradients uncompressed.
@@ -89,11 +89,12 @@ pub struct StepContext {
     /// Optimizer update, from 0 over the whole run.
     pub step: u64,
     pub learning_rate: f64,
-    /// Whether all replicas must be equal after the step: the epoch ends, or a checkpoint is due.
+    /// True if all replicas must be equal after the step: the epoch ends, or a checkpoint is due.
     pub must_sync: bool,
-    /// Whether [`Stepper::gradients`](super::Stepper::gradients) is called after the step.
+    /// True if [`Stepper::gradients`](super::Stepper::gradients) is called after the step.
     pub keeps_gradients: bool,
-    /// Sum of the class weights of the step's samples over all ranks, if the loss is a mean by them.
+    /// Sum of the class weights of the step's samples over all ranks, if the loss is a mean by
+    /// them.
     pub weight_sum: Option<f64>,
     /// True if this rank requests that the run stop after the step.
     pub stop: bool,
@@ -150,7 +151,8 @@ pub(super) struct Step {
     pub(super) class_factor: Option<f64>,
     /// Factor on the loss that is differentiated, a power of two.
     pub(super) loss_scale: u32,
-    /// Whether the step is skipped if something is not finite, so that it must not take effect before.
+    /// True if the step is skipped if something is not finite, so that it must not take effect
+    /// before.
     pub(super) can_skip: bool,
 }
 

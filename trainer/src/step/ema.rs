@@ -1,21 +1,24 @@
-//! An exponential moving average of the parameters, which often predicts better than any one step's.
+//! An exponential moving average of the parameters, which often predicts better than any one
+//! step's.
 //!
 //! In: the parameters after each update. Out: their average, flat in module order.
-//! Invariant: the average depends only on the sequence of parameters, so equal replicas have averages
-//! with equal bits without communication, and a resumed run continues with the same ones.
-//! Source: Polyak and Juditsky 1992, Acceleration of Stochastic Approximation by Averaging; the formula and its use as
-//! `torch.optim.swa_utils.get_ema_multi_avg_fn` and timm's `ModelEmaV2` have them.
+//! Invariant: the average depends only on the sequence of parameters, so equal replicas have
+//! averages with equal bits without communication, and a resumed run continues with the same ones.
+//! Source: Polyak and Juditsky 1992, Acceleration of Stochastic Approximation by Averaging; the
+//! formula and its use as `torch.optim.swa_utils.get_ema_multi_avg_fn` and timm's `ModelEmaV2` have
+//! them.
 
 use burn::module::Module;
 use distributed::replica::{ParameterLayout, read, write};
 
-/// The average of a model in training: after each update `average = decay * average + (1 - decay) * parameters`.
+/// The average of a model in training: after each update `average = decay * average + (1 - decay) *
+/// parameters`.
 ///
 /// # Differs from PyTorch
-/// The average begins with the parameters before the first update, as timm's does; `AveragedModel`
-/// begins with those after it. Norm statistics are not averaged, as with `use_buffers=False`: those of
-/// the model in training are used. timm and torchvision's reference scripts average them too. A skipped
-/// step makes no update and does not count.
+/// The average begins with the parameters before the first update, as timm's
+/// does; `AveragedModel` begins with those after it. Norm statistics are not averaged, as with
+/// `use_buffers=False`: those of the model in training are used. timm and torchvision's reference
+/// scripts average them too. A skipped step makes no update and does not count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ema {
     decay: f64,

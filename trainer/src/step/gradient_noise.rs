@@ -1,8 +1,8 @@
 //! The gradient noise scale: the batch size beyond which larger batches gain little.
 //!
 //! In: squared norms of the mean gradients of micro-batches and of whole steps. Out:
-//! [`GradientNoise`]. Invariant: sums are added up over steps and ranks and divided once at the end:
-//! the ratio of means, not the mean of ratios.
+//! [`GradientNoise`]. Invariant: sums are added up over steps and ranks and divided once at the
+//! end: the ratio of means, not the mean of ratios.
 //! Source: McCandlish et al. 2018, "An empirical model of large-batch training" (1812.06162),
 //! appendix A.1.
 
@@ -34,7 +34,8 @@ pub struct NoiseSums {
 
 impl NoiseSums {
     /// Returns the sums of one step: `parts` is the sum over the squared norms of this rank's
-    /// `num_parts` micro-batches, as shares of the step's mean gradient, and `mean` that of the mean.
+    /// `num_parts` micro-batches, as shares of the step's mean gradient, and `mean` that of the
+    /// mean.
     pub(super) fn of_step(parts: f64, mean: f64, num_parts: usize, batches: NoiseBatches) -> Self {
         let share = batches.small as f64 / batches.large as f64;
         Self {
@@ -107,7 +108,8 @@ mod tests {
         large: 16,
     };
 
-    /// The sum of a micro-batch's samples: each coordinate is normal, by the sum of twelve uniform numbers.
+    /// The sum of a micro-batch's samples: each coordinate is normal, by the sum of twelve uniform
+    /// numbers.
     fn sum_of_samples(state: &mut u64) -> Vec<f32> {
         let mut uniform = || {
             // SplitMix64: neighbouring streams of a linear generator depend on each other.

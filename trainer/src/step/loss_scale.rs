@@ -1,9 +1,11 @@
 //! Loss scaling: a factor on the loss that keeps gradients of 16 bits within their range.
 //!
-//! In: `--loss-scale`, and whether each step's gradients were finite. Out: the factor of the next loss.
-//! Invariant: a power of two from 1 to 2^24, by which an f32 is multiplied and divided without rounding;
-//! identical on all ranks, since it depends only on what all ranks know.
-//! Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; the dynamic policy and its constants are PyTorch's `GradScaler`.
+//! In: `--loss-scale`, and whether each step's gradients were finite. Out: the factor of the next
+//! loss.
+//! Invariant: a power of two from 1 to 2^24, by which an f32 is multiplied and divided without
+//! rounding; identical on all ranks, since it depends only on what all ranks know.
+//! Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; the dynamic policy and its
+//! constants are PyTorch's `GradScaler`.
 
 use serde::{Deserialize, Serialize};
 
@@ -73,8 +75,8 @@ impl LossScale {
         }
     }
 
-    /// Halves the factor after gradients that were not finite, and returns true, if the factor may be
-    /// the cause; then the step is skipped.
+    /// Halves the factor after gradients that were not finite, and returns true, if the factor may
+    /// be the cause; then the step is skipped.
     pub fn note_overflow(&mut self) -> bool {
         let halves = self.is_dynamic && self.factor > 1;
         if halves {

@@ -3,7 +3,8 @@
 //! A step is made in main memory with the other ranks (`host`), or on the device of a single rank
 //! (`device`).
 //!
-//! In: the loaded samples of one step, its learning rate. Out: a changed model, the outcome, scores.
+//! In: the loaded samples of one step, its learning rate. Out: a changed model, the outcome,
+//! scores.
 //! Invariant: no rank leaves a step between its first and last collective: all ranks draw the same
 //! conclusion from the same global step status.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; Goyal et al. 2017
@@ -57,7 +58,7 @@ pub struct Stepper<M> {
     statistics: ParameterLayout,
     layout: ParameterLayout,
     traffic: StepTraffic,
-    /// Whether a forward pass has shown that all normalisations are synchronised that must be.
+    /// True if a forward pass has shown that all normalisations are synchronised that must be.
     has_checked_norms: bool,
     /// Start of the last backward pass.
     backward_start: Instant,
@@ -77,7 +78,7 @@ enum Replica {
 /// The end of a step.
 #[derive(Clone, Debug)]
 pub struct StepEnd {
-    /// Whether the ranks agreed to stop after the step; identical on all ranks.
+    /// True if the ranks agreed to stop after the step; identical on all ranks.
     pub stop: bool,
     /// Identical on all ranks.
     pub outcome: StepOutcome,
@@ -100,9 +101,9 @@ pub enum StepOutcome {
 }
 
 impl<M: ImageClassifier> Stepper<M> {
-    /// Copies root's parameters and norm statistics to every rank and plans the buckets. From here on
-    /// the process keeps the memory that steps free ([`keep_freed_memory`]).
-    /// Collective: all ranks.
+    /// Copies root's parameters and norm statistics to every rank and plans the buckets. From here
+    /// on the process keeps the memory that steps free ([`keep_freed_memory`]). Collective: all
+    /// ranks.
     ///
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
@@ -143,16 +144,18 @@ impl<M: ImageClassifier> Stepper<M> {
     /// Takes one step.
     ///
     /// The gradient is the exact mean over the step's samples, however they are distributed: each
-    /// rank's loss is the sum over its samples divided by the global number of samples, and gradients
-    /// are summed. Local steps and asynchronous servers use the mean over one rank's samples.
+    /// rank's loss is the sum over its samples divided by the global number of samples, and
+    /// gradients are summed. Local steps and asynchronous servers use the mean over one rank's
+    /// samples.
     ///
     /// # Errors
-    /// If a loss or gradient is not finite on any rank (before the update, on all ranks) and such
-    /// steps are not skipped, or ranks drifted apart. If the device updates and no step is skipped,
-    /// the first error comes a step late, or from [`wait`](Self::wait).
+    /// If a loss or gradient is not finite on any rank (before the update, on all ranks)
+    /// and such steps are not skipped, or ranks drifted apart. If the device updates and no step is
+    /// skipped, the first error comes a step late, or from [`wait`](Self::wait).
     ///
     /// # Collective
-    /// Must be called by all ranks, with equal contexts except for `stop` and `keeps_gradients`.
+    /// Must be called by all ranks, with equal contexts except for `stop` and
+    /// `keeps_gradients`.
     pub fn step(
         &mut self,
         context: StepContext,
@@ -178,8 +181,8 @@ impl<M: ImageClassifier> Stepper<M> {
         }
         for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
             let micro_step = MicroStepConfig {
-                // A power of two, so dividing before the sum over the ranks gives the bits of dividing
-                // after it; and the state of compression does not depend on the scale.
+                // A power of two, so dividing before the sum over the ranks gives the bits of
+                // dividing after it; and the state of compression does not depend on the scale.
                 weight: (1.0 / f64::from(step.loss_scale)) as f32,
                 // An exact sum keeps the gradients of every micro-step apart.
                 slot: if matches!(self.config.sync.method, SyncMethod::Exact { .. }) {
@@ -286,8 +289,8 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    /// Runs the forward pass of one micro-batch and returns the loss to differentiate. Without samples
-    /// there is no pass, unless other ranks wait for its share of a synchronised norm.
+    /// Runs the forward pass of one micro-batch and returns the loss to differentiate. Without
+    /// samples there is no pass, unless other ranks wait for its share of a synchronised norm.
     fn forward(&mut self, batch: DeviceBatch, step: &Step) -> Result<Option<Tensor<1>>> {
         let has_samples = !batch.labels.is_empty();
         if !has_samples && !self.syncs_norm() {
@@ -375,7 +378,8 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    /// Waits for the results of all steps so far; returns the scores that [`step`](Self::step) has not.
+    /// Waits for the results of all steps so far; returns the scores that [`step`](Self::step) has
+    /// not.
     ///
     /// # Errors
     /// If a loss or gradient in one of them was not finite.
@@ -412,8 +416,8 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// Takes the mean gradient of the last step, flat as [`layout`](Self::layout) says, if the step
-    /// [kept](StepContext::keeps_gradients) it: over all ranks' samples, or over this rank's after a
-    /// local step. `None` if servers update.
+    /// [kept](StepContext::keeps_gradients) it: over all ranks' samples, or over this rank's after
+    /// a local step. `None` if servers update.
     pub fn gradients(&mut self) -> Option<Vec<f32>> {
         match &mut self.replica {
             Replica::Host(host) => host.kept.take(),
@@ -429,9 +433,8 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    /// Continues from a saved model (parameters and norm statistics), a saved state of the optimizer
-    /// and, if it was saved, the loss scale.
-    /// Collective: all ranks.
+    /// Continues from a saved model (parameters and norm statistics), a saved state of the
+    /// optimizer and, if it was saved, the loss scale. Collective: all ranks.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -512,7 +515,7 @@ impl<M: ImageClassifier> Stepper<M> {
         };
         if host.reducer.overlaps() {
             if self.model.supports_pass_context() {
-                "layer by layer, reduced beside the backward pass"
+                "layer by layer, reduced during the backward pass"
             } else {
                 "after the backward pass, as this model hands none over, reduced by a thread"
             }

@@ -1,7 +1,7 @@
 //! Statistics of batch normalisation over all ranks.
 //!
-//! In: one rank's sums. Out: their total over the ranks. Invariant: a rank without samples takes part
-//! in every collective, with zeros.
+//! In: one rank's sums. Out: their total over the ranks. Invariant: a rank without samples takes
+//! part in every collective, with zeros.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ impl NormReducer {
 
 impl StatisticsReducer for NormReducer {
     /// # Panics
-    /// If the collective fails: a forward pass cannot return an error. The abort ends the other ranks.
+    /// If the collective fails: a forward pass cannot return an error. The abort ends the
+    /// other ranks.
     fn all_reduce_sum(&self, values: &mut [f64]) {
         if !self.has_samples {
             values.fill(0.0);

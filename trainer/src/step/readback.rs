@@ -1,9 +1,9 @@
 //! Results of a device on their way back, read by a thread.
 //!
 //! In: queued results of a device. Out: values in host memory, in order.
-//! Invariant: the sender does not wait for the device, only [`Readback::receive`] does. The thread ends
-//! with the [`Readback`], and its panic is passed on. If the operating system refuses the thread, the
-//! sender reads and waits.
+//! Invariant: the sender does not wait for the device, only [`Readback::receive`] does. The thread
+//! ends with the [`Readback`], and its panic is passed on. If the operating system refuses the
+//! thread, the sender reads and waits.
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -16,9 +16,10 @@ use datasets::threads;
 
 /// The stream of all readbacks of this process.
 ///
-/// cubecl (0.11.3, cubecl-server, `stream/event.rs`) lets a reading stream wait for all work that the
-/// writing stream was given until then. On the stream that computes, a readback would also wait for the
-/// next step, which is queued already. On its own stream, and started at once, it waits for its step.
+/// cubecl (0.11.3, cubecl-server, `stream/event.rs`) lets a reading stream wait for all work that
+/// the writing stream was given until then. On the stream that computes, a readback would also wait
+/// for the next step, which is queued already. On its own stream, and started at once, it waits for
+/// its step.
 static READBACKS: LazyLock<StreamId> = LazyLock::new(StreamId::allocate);
 
 /// Reads items back, in order.

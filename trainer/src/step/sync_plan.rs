@@ -9,8 +9,8 @@ use distributed::gradients::{BucketPlan, CompressionKind, Consistency, Reduction
 
 use crate::config::{Staleness, SyncConfig, SyncMethod};
 
-/// Returns the largest age, in updates, of the parameters that a rank computes with, if ranks do not
-/// wait for each other in a step; an inner `None` is no bound.
+/// Returns the largest age, in updates, of the parameters that a rank computes with, if ranks do
+/// not wait for each other in a step; an inner `None` is no bound.
 pub fn staleness(method: &SyncMethod) -> Option<Option<u64>> {
     match method {
         SyncMethod::ParameterServer { asynchronous, .. } => match consistency(*asynchronous) {
@@ -21,7 +21,8 @@ pub fn staleness(method: &SyncMethod) -> Option<Option<u64>> {
     }
 }
 
-/// Returns the largest distance of ranks in `step`, as [`staleness`] does, if they run independently.
+/// Returns the largest distance of ranks in `step`, as [`staleness`] does, if they run
+/// independently.
 pub(crate) fn distance(method: &SyncMethod, step: u64) -> Option<Option<u64>> {
     match method {
         SyncMethod::LocalSgd { from_step, .. } => (step >= *from_step).then_some(None),
@@ -34,7 +35,8 @@ pub(crate) fn meets_after(method: &SyncMethod, step: u64) -> bool {
     matches!(method, SyncMethod::LocalSgd { every, .. } if (step + 1).is_multiple_of(*every))
 }
 
-/// Returns true if a forced synchronisation of `num_workers` ranks after `step` is an extra average.
+/// Returns true if a forced synchronisation of `num_workers` ranks after `step` is an extra
+/// average.
 pub(crate) fn averages_early(method: &SyncMethod, num_workers: usize, step: u64) -> bool {
     let is_local = matches!(method, SyncMethod::LocalSgd { from_step, .. } if step >= *from_step);
     is_local && num_workers > 1 && !meets_after(method, step)

@@ -7,7 +7,16 @@ use super::Finding;
 use super::text::{File, Kind, Passage};
 
 /// Folders and pages whose prose is not rewritten yet.
-pub(super) const NOT_YET: &[&str] = &["trainer/"];
+pub(super) const NOT_YET: &[&str] = &[
+    "trainer/build.rs",
+    "trainer/fuzz/",
+    "trainer/src/commands/",
+    "trainer/src/config/",
+    "trainer/src/measure/",
+    "trainer/src/model/",
+    "trainer/src/tools/",
+    "trainer/tests/",
+];
 
 /// Inputs of tests, and the list of retired words itself.
 const NO_PROSE: [&str; 2] = ["trainer/fuzz/corpus/", "xtask/src/tidy/language.rs"];

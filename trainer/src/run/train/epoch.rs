@@ -28,7 +28,7 @@ use crate::step::sync_plan::{averages_early, distance, meets_after, own_shards};
 use crate::step::{StepContext, StepEnd, StepOutcome};
 use crate::world::stop::StopVote;
 
-/// What follows the next step.
+/// Outputs that are due after the next step.
 struct Due {
     /// Number of the step, from 1.
     number: u64,

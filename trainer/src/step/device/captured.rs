@@ -236,8 +236,8 @@ struct CapturedTraining {
 }
 
 impl CapturedTraining {
-    /// Captures a step on such a batch. Values of model and optimizer stay, but lie where the captured
-    /// step changes them. Returns `None` if the device captures nothing.
+    /// Captures a step on such a batch. Values of model and optimizer stay, but lie where the
+    /// captured step changes them. Returns `None` if the device captures nothing.
     ///
     /// # Shapes
     /// `images`: `[N, H, W, C]`; `labels`: `[N]`.

@@ -1,9 +1,9 @@
-//! The replica of a rank that trains alone on its device: gradients, parameters and moments stay there,
-//! flat; scores are read a step later.
+//! The replica of a rank that trains alone on its device: gradients, parameters and moments stay
+//! there, flat; scores are read a step later.
 //!
 //! In: scores, losses. Out: a model with updated parameters; the scores of the step before.
-//! Invariant: a step that may be skipped is known to be finite before its update. Any other step that
-//! is not finite ends the run before something is saved, since saving waits for all results.
+//! Invariant: a step that may be skipped is known to be finite before its update. Any other step
+//! that is not finite ends the run before something is saved, since saving waits for all results.
 
 mod captured;
 mod optimizer;
@@ -285,7 +285,8 @@ impl Results {
     }
 }
 
-/// Returns `gradient` within the limit; and zero, `[1]`, or NaN if a value or the norm is not finite.
+/// Returns `gradient` within the limit; and zero, `[1]`, or NaN if a value or the norm is not
+/// finite.
 fn clipped(gradient: Tensor<1>, clip: Option<Clip>) -> (Tensor<1>, Tensor<1>) {
     let zero = (gradient.clone() * 0.0).sum();
     let limit = match clip {

@@ -1,7 +1,8 @@
-//! The rules of [`HostOptimizer`](super::HostOptimizer) that the device itself computes: SGD and AdamW, by
-//! tensor operations.
+//! The rules of [`HostOptimizer`](super::HostOptimizer) that the device itself computes: SGD and
+//! AdamW, by tensor operations.
 //!
-//! In: the learning rate, the mean gradient as one flat tensor. Out: updated parameters in the model.
+//! In: the learning rate, the mean gradient as one flat tensor. Out: updated parameters in the
+//! model.
 //! Invariant: only reading the state waits for the device. Roundings differ from those of the
 //! kernels, which multiply and add in one operation.
 
@@ -29,8 +30,8 @@ pub(in crate::step) struct DeviceOptimizer {
 }
 
 impl DeviceOptimizer {
-    /// Returns an optimizer at rest over the parameters of `model`, which lie as `layout` says, on the
-    /// plain `device`; `None` for LARS and LAMB.
+    /// Returns an optimizer at rest over the parameters of `model`, which lie as `layout` says, on
+    /// the plain `device`; `None` for LARS and LAMB.
     pub(super) fn new<M: Module>(
         rule: OptimizerChoice,
         layout: &ParameterLayout,
@@ -115,8 +116,8 @@ impl DeviceOptimizer {
         self.update_by(|index, tensor| tensor * scalars[index], gradient);
     }
 
-    /// Counts an update and returns its scalars: the learning rate; for AdamW also the corrections of
-    /// the first moment and of the root of the second one.
+    /// Counts an update and returns its scalars: the learning rate; for AdamW also the corrections
+    /// of the first moment and of the root of the second one.
     pub(super) fn next_scalars(&mut self, learning_rate: f64) -> Vec<f64> {
         self.num_updates += 1;
         let mut scalars = vec![learning_rate];

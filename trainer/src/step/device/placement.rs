@@ -1,11 +1,11 @@
 //! The place of each parameter in one flat tensor of a device, in which it is used without a copy.
 //!
-//! In: a layout. Out: flat tensors, views of them, values in module order. Invariant: every parameter
-//! begins and ends with a granule; the padding is zero and stays zero under an update.
+//! In: a layout. Out: flat tensors, views of them, values in module order. Invariant: every
+//! parameter begins and ends with a granule; the padding is zero and stays zero under an update.
 //!
-//! A GPU's slice is a view if it begins and ends at multiples of 512 bytes (cubecl 0.11.3, cubecl-cuda,
-//! `runtime.rs`; burn-cubecl 0.22.1, `kernel/index/slice.rs`), and one window of such a slice is a view
-//! of any length. Weights of convolutions are channels-last.
+//! A GPU's slice is a view if it begins and ends at multiples of 512 bytes (cubecl 0.11.3,
+//! cubecl-cuda, `runtime.rs`; burn-cubecl 0.22.1, `kernel/index/slice.rs`), and one window of such
+//! a slice is a view of any length. Weights of convolutions are channels-last.
 
 use std::collections::BTreeMap;
 

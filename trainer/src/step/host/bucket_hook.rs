@@ -1,8 +1,8 @@
 //! Gradients from a model's hooks to their buckets, during the backward pass.
 //!
 //! In: each parameter's gradient when it is final. Out: the same values in the parameter's bucket.
-//! Invariant: after [`BucketHook::wait`] every gradient of the pass is in its bucket. Gradients leave a
-//! device bucket by bucket.
+//! Invariant: after [`BucketHook::wait`] every gradient of the pass is in its bucket. Gradients
+//! leave a device bucket by bucket.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

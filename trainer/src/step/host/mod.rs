@@ -1,10 +1,10 @@
-//! A replica in main memory: gradients in buckets, which are synchronised with the other ranks, and an
-//! optimizer of flat parameters.
+//! A replica in main memory: gradients in buckets, which are synchronised with the other ranks, and
+//! an optimizer of flat parameters.
 //!
-//! In: losses and scores of each pass. Out: a model with updated parameters; equal replicas after steps
-//! that ask for them.
-//! Invariant: all ranks make the same collectives, and receive the same buckets, so replicas stay equal
-//! to the bit.
+//! In: losses and scores of each pass. Out: a model with updated parameters; equal replicas after
+//! steps that ask for them.
+//! Invariant: all ranks make the same collectives, and receive the same buckets, so replicas stay
+//! equal to the bit.
 //! Source: Li et al. 2020 (2006.15704) for the sum of every step's gradients, as in
 //! DistributedDataParallel; Lin et al. 2020 (1808.07217) for local SGD.
 
@@ -194,13 +194,13 @@ impl HostReplica {
         }
     }
 
-    /// Updates the parameters with the mean gradient, and synchronises the replicas if the step asks
-    /// for it. A gradient over all ranks' samples is used only if it is finite on all of them.
+    /// Updates the parameters with the mean gradient, and synchronises the replicas if the step
+    /// asks for it. A gradient over all ranks' samples is used only if it is finite on all of them.
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// [`NonFinite`](CollectiveError::NonFinite) on all ranks, before the update if the step can be
-    /// skipped; or a collective failed.
+    /// [`NonFinite`](CollectiveError::NonFinite) on all ranks, before the update if the
+    /// step can be skipped; or a collective failed.
     pub(super) fn update<M: Module>(
         &mut self,
         model: &mut M,
@@ -249,8 +249,8 @@ impl HostReplica {
         Ok(agreed)
     }
 
-    /// Updates the parameters with the sum of all ranks' gradients, or takes those that servers have
-    /// updated.
+    /// Updates the parameters with the sum of all ranks' gradients, or takes those that servers
+    /// have updated.
     fn update_by_all<M: Module>(
         &mut self,
         model: &mut M,

@@ -1,4 +1,5 @@
-//! Optimizers over one flat buffer of parameters in main memory: SGD with momentum, LARS, AdamW, LAMB.
+//! Optimizers over one flat buffer of parameters in main memory: SGD with momentum, LARS, AdamW,
+//! LAMB.
 //!
 //! In: the learning rate and the mean gradient. Out: updated parameters.
 //! Invariant: equal inputs give equal bits on every rank.
@@ -39,7 +40,7 @@ pub(super) struct HostOptimizer {
 #[derive(Clone, Debug)]
 struct Span {
     range: Range<usize>,
-    /// Whether weight decay leaves it out.
+    /// True if weight decay leaves it out.
     is_spared: bool,
     /// Factor on the learning rate.
     factor: f64,

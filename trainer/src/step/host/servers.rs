@@ -1,10 +1,10 @@
-//! Servers hold the parameters and update them: synchronously, when all ranks' gradients have come, or
-//! with each gradient as it comes.
+//! Servers hold the parameters and update them: synchronously, when all ranks' gradients have come,
+//! or with each gradient as it comes.
 //!
-//! In: this rank's buckets. Out: parameters that a server has updated; if replicas must be equal, those
-//! that all servers have then.
-//! Invariant: no rank asks a server before root has sent it the parameters, and no rank continues after
-//! a synchronisation before all have fetched.
+//! In: this rank's buckets. Out: parameters that a server has updated; if replicas must be equal,
+//! those that all servers have then.
+//! Invariant: no rank asks a server before root has sent it the parameters, and no rank continues
+//! after a synchronisation before all have fetched.
 //! Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server" (OSDI).
 
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub(super) struct Servers {
     server: Option<JoinHandle<Result<(), CollectiveError>>>,
     /// Joins the ranks that train; a rank sleeps while it waits, as its server uses the same core.
     meeting: Arc<dyn Communicator>,
-    /// Whether a server updates with each rank's gradient separately.
+    /// True if a server updates with each rank's gradient separately.
     is_asynchronous: bool,
 }
 
@@ -81,8 +81,8 @@ impl Servers {
         })
     }
 
-    /// Takes the parameters and velocities that all servers have now; returns true if the ranks agree
-    /// to stop.
+    /// Takes the parameters and velocities that all servers have now; returns true if the ranks
+    /// agree to stop.
     ///
     /// # Errors
     /// If a parameter is not finite, or a collective fails.

@@ -86,9 +86,9 @@ fn assert_close(got: &[f32], expected: &[f32]) {
     );
 }
 
-/// Expected values by PyTorch 2.15 in double precision:
-/// `w = tensor([[0.5, -1.25]]); b = tensor([2.]); SGD([w, b], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=…)`,
-/// then three steps with these gradients.
+/// Expected values by PyTorch 2.15 in double precision: `w = tensor([[0.5, -1.25]]); b =
+/// tensor([2.]); SGD([w, b], lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=…)`, then three
+/// steps with these gradients.
 #[test]
 fn three_steps_of_sgd_equal_pytorchs() {
     let sgd = |nesterov| after_three_steps(OptimizerChoice::Sgd(sgd_config(nesterov, true)));
@@ -96,7 +96,8 @@ fn three_steps_of_sgd_equal_pytorchs() {
     assert_close(&sgd(true), &[0.655_451_8, -0.879_533_9, 2.194_702_9]);
 }
 
-/// As above, by `AdamW([w, b], lr=0.1, betas=(0.9, 0.999), eps=…, weight_decay=0.01)`; without decay of `b` in the second line.
+/// As above, by `AdamW([w, b], lr=0.1, betas=(0.9, 0.999), eps=…, weight_decay=0.01)`; without
+/// decay of `b` in the second line.
 #[test]
 fn three_steps_of_adamw_equal_pytorchs() {
     let adamw =
@@ -112,7 +113,8 @@ fn three_steps_of_adamw_equal_pytorchs() {
     assert_close(&adamw(0.1, true), &[0.372_337_6, -1.102_907_7, 1.985_947_6]);
 }
 
-/// As golden/optimizers.py makes them: the rates differ, the second weight begins at zeros, and in the third step the first has no gradient.
+/// As golden/optimizers.py makes them: the rates differ, the second weight begins at zeros, and in
+/// the third step the first has no gradient.
 fn after_five_steps(config: OptimizerChoice) -> Vec<f32> {
     let device = Device::flex();
     let module = TwoLayers {
@@ -143,8 +145,9 @@ fn assert_equals_timms(config: OptimizerChoice, expected: [f32; 8]) {
     assert!(is_close, "{config:?}: {got:?} against {expected:?}");
 }
 
-/// Expected values by timm 1.0.31 in double precision: trainer/tests/golden/optimizers.py. Its `Lars` is ours with `eps=0`, of what it adds to
-/// the norms, and `always_adapt=True` for what is not spared, without which there is no ratio where there is no decay.
+/// Expected values by timm 1.0.31 in double precision: trainer/tests/golden/optimizers.py. Its
+/// `Lars` is ours with `eps=0`, of what it adds to the norms, and `always_adapt=True` for what is
+/// not spared, without which there is no ratio where there is no decay.
 #[test]
 fn five_steps_of_lars_equal_timms() {
     let lars = |nesterov, decays, trust_coefficient, weight_decay| {
@@ -210,7 +213,8 @@ fn five_steps_of_lars_equal_timms() {
     }
 }
 
-/// As above. timm's `Lamb` is ours with `max_grad_norm=None`, of its clipping, and `always_adapt=True`.
+/// As above. timm's `Lamb` is ours with `max_grad_norm=None`, of its clipping, and
+/// `always_adapt=True`.
 #[test]
 fn five_steps_of_lamb_equal_timms() {
     let lamb = |decays, weight_decay| {
