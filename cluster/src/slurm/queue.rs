@@ -2,8 +2,8 @@
 //!
 //! In: a job, or none for all jobs of the user. Out: one [`QueuedJob`] for each job or task of an
 //! array; [`NamedJob`].
-//! Invariant: read-only. An unknown job has no row; other failures are errors. A directory names the
-//! last job of its run.
+//! Invariant: read-only. An unknown job has no row; other failures are errors. A directory names
+//! the last job of its run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;

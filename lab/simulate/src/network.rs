@@ -9,7 +9,8 @@
 //! - `ib-edr`: nominal rate of four EDR lanes (InfiniBand Architecture Specification 1.3).
 //!   Ping-pong benchmarks of MPI across one switch have a latency of 1 to 2 us.
 //! - `10gbe` and `1gbe`: rates of TCP. A full frame has 1,460 bytes of payload and takes 1,538
-//!   bytes on the wire, which allows 1.19 GB/s and 119 MB/s; benchmarks of MPI reach 113 to 118 MB/s.
+//!   bytes on the wire, which allows 1.19 GB/s and 119 MB/s; benchmarks of MPI reach 113 to
+//!   118 MB/s.
 //!   Latencies of MPI over TCP are 15 to 35 us with tuned interrupts, and above 50 us without.
 
 use std::fmt;

@@ -86,8 +86,8 @@ pub struct Prediction {
 /// only when it averages.
 ///
 /// # Errors
-/// When there is no rank or server, when more servers than ranks share cores with ranks, when compression
-/// needs shapes that the profile lacks, or when a time is negative or not finite.
+/// When there is no rank or server, when more servers than ranks share cores with ranks, when
+/// compression needs shapes that the profile lacks, or when a time is negative or not finite.
 pub fn predict(
     profile: &StepProfile,
     synchronisation: impl Into<Synchronisation>,
