@@ -167,16 +167,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn padding_is_black_before_normalisation() {
-        let table = NormalizationTable::new(&normalization());
-        let mut output = vec![0.0; SHAPE.num_values()];
-        let shift = ImageShift {
-            dy: 3,
-            ..ImageShift::default()
-        };
-        table.apply(&[255; 24], SHAPE, shift, &mut output);
-        assert!(output.chunks(2).all(|pixel| pixel == [-0.5, -4.0]));
-    }
 }

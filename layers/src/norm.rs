@@ -8,12 +8,13 @@
 
 use std::sync::Arc;
 
+use burn::backend::Dispatch;
 use burn::module::RunningState;
 use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
 
 use crate::features::{in_f32, widened};
-use crate::ops::{GradientHook, LayerTrain, gated};
+use crate::ops::{GradientHook, LayerOutput, gated};
 
 /// Returns whether this is a training pass: on an autodiff device, with the layer's training flag
 /// set.
@@ -59,11 +60,13 @@ pub(crate) fn folded(
 }
 
 /// Adds the batch's statistics to the running ones and returns the output.
-pub(crate) fn update_running(norm: &BatchNorm, batch: LayerTrain) -> Tensor<4> {
+pub(crate) fn update_running(norm: &BatchNorm, batch: LayerOutput<Dispatch>) -> Tensor<4> {
     let unbiased = batch.num_values / (batch.num_values - 1.0).max(1.0);
-    update(&norm.running_mean, norm.momentum, batch.mean);
-    update(&norm.running_var, norm.momentum, batch.variance * unbiased);
-    batch.output
+    let mean = Tensor::from_dispatch(batch.mean);
+    update(&norm.running_mean, norm.momentum, mean);
+    let variance = Tensor::from_dispatch(batch.variance) * unbiased;
+    update(&norm.running_var, norm.momentum, variance);
+    Tensor::from_dispatch(batch.output)
 }
 
 /// Computes `running = (1 - momentum) * running + momentum * batch`, stored at once: `update` alone

@@ -8,8 +8,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use thiserror::Error;
-
 /// Compression of the gradients of a bucket on their way between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum CompressionKind {
@@ -45,7 +43,7 @@ impl fmt::Display for CompressionKind {
 }
 
 impl FromStr for CompressionKind {
-    type Err = ParseCompressionError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let expected = match text.split_once(':').unwrap_or((text, "")) {
@@ -64,19 +62,8 @@ impl FromStr for CompressionKind {
             },
             _ => "none, bf16, f16, powersgd:R or topk:P",
         };
-        Err(ParseCompressionError {
-            expected,
-            got: text.to_owned(),
-        })
+        Err(format!("compression: expected {expected}, got \"{text}\""))
     }
-}
-
-/// A text that is not a kind of compression.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("compression: expected {expected}, got \"{got}\"")]
-pub struct ParseCompressionError {
-    expected: &'static str,
-    got: String,
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use self::half_wire::HalfWire;
-pub use self::kind::{CompressionKind, ParseCompressionError};
+pub use self::kind::CompressionKind;
 use self::matrix::norm_squared;
 use self::power_sgd::PowerSgd;
 use self::top_k::TopK;

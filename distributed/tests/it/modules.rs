@@ -322,7 +322,7 @@ fn a_fingerprint_is_of_parameter_bits_only_and_drifted_ranks_are_named() {
     for error in errors {
         let text = error.to_string();
         assert!(
-            text.starts_with("epoch 6: ") && text.contains("on ranks 1, 3, expected "),
+            text.starts_with("epoch 7: ") && text.contains("on ranks 1, 3, expected "),
             "{text}"
         );
     }

@@ -42,8 +42,8 @@ use single::{SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted};
 pub use alone::{KernelAlone, KernelCalls};
 pub use clock::{KernelTime, kernel_times};
 pub(crate) use fused::{
-    LayerGradients, LayerOptions, LayerOutput, LayerSaved, LayerTrain, NormLink, ResidualKind,
-    layer_inference, layer_train,
+    LayerGradients, LayerOptions, LayerOutput, LayerSaved, NormLink, ResidualKind, layer_inference,
+    layer_train,
 };
 pub(crate) use gate::{Gate, gated};
 pub(crate) use gradient_hook::HookedParameters;

@@ -162,19 +162,6 @@ pub(crate) struct LayerGradients<B: Backend> {
     pub residual: FloatTensor<B>,
 }
 
-/// Results of [`layer_train`].
-#[derive(Debug)]
-pub(crate) struct LayerTrain {
-    /// `[N, H_out, W_out, C_out]`.
-    pub output: Tensor<4>,
-    /// `[C_out]`; no gradient flows through it.
-    pub mean: Tensor<1>,
-    /// `[C_out]`, biased; no gradient flows through it.
-    pub variance: Tensor<1>,
-    /// Values per channel behind the statistics.
-    pub num_values: f64,
-}
-
 /// Runs [`LayerOps::layer`] on tensors of any device, differentiable on autodiff ones.
 ///
 /// # Shapes
@@ -193,7 +180,7 @@ pub(crate) fn layer_train(
     beta: Tensor<1>,
     residual: Option<Tensor<4>>,
     options: LayerOptions,
-) -> LayerTrain {
+) -> LayerOutput<Dispatch> {
     expect_tensors(&input, weight.as_ref(), residual.as_ref(), &options);
     let [gamma, beta] = [gamma, beta].map(|tensor| widen::<Dispatch>(tensor.into_dispatch()));
     // The extension takes no optional tensors: gamma stands for an absent one.
@@ -202,20 +189,14 @@ pub(crate) fn layer_train(
         |weight| widen::<Dispatch>(weight.into_dispatch()),
     );
     let residual = residual.map_or_else(|| gamma.clone(), Tensor::into_dispatch);
-    let layer = <Dispatch as LayerOps>::layer(
+    <Dispatch as LayerOps>::layer(
         input.into_dispatch(),
         weight,
         gamma,
         beta,
         residual,
         options,
-    );
-    LayerTrain {
-        output: Tensor::from_dispatch(layer.output),
-        mean: Tensor::from_dispatch(layer.mean),
-        variance: Tensor::from_dispatch(layer.variance),
-        num_values: layer.num_values,
-    }
+    )
 }
 
 /// Runs [`LayerOps::layer_inference`] on tensors of any device.

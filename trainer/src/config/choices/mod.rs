@@ -19,7 +19,7 @@ pub use monitor::{Figure, Monitor};
 pub use resolution::Resolution;
 
 use clap::ValueEnum;
-use distributed::gradients::{CompressionKind, ParseCompressionError, ReductionKind};
+use distributed::gradients::{CompressionKind, ReductionKind};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -303,9 +303,7 @@ impl FromStr for Compression {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let kind = text.parse();
-        kind.map(Self)
-            .map_err(|error: ParseCompressionError| error.to_string())
+        text.parse().map(Self)
     }
 }
 
