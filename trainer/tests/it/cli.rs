@@ -334,12 +334,12 @@ fn flags_win_over_the_file_and_a_changed_choice_drops_the_files_details_of_the_o
         (
             &resolved("--device flex --convolution direct").to_toml(),
             "--kernels stock",
-            "compute.kernels=stock compute.convolution=auto",
+            "compute.convolution=auto",
         ),
         (
             &resolved("").to_toml(),
             "--reduction exact",
-            "batch.grad-accum-steps=",
+            "sync.reduction=exact",
         ),
         // Whole numbers are fractions, too.
         (

@@ -134,8 +134,8 @@ fn doctor_fetches_nothing() {
     );
 }
 
-/// Few images, whose checksums are taken on every rank.
-const FEW: &str = "--shapes-train 64 --shapes-test 8";
+/// Few test images, whose checksums are taken on every rank.
+const FEW: &str = "--shapes-test 8";
 
 fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {
     let words = format!(
