@@ -125,6 +125,10 @@ pub struct DoctorArgs {
 
 /// Flags of `trainer completions`.
 #[derive(Debug, Clone, Args)]
+#[command(after_help = "Files that shells read:\n\
+                  bash  ~/.local/share/bash-completion/completions/trainer\n\
+                  zsh   _trainer in a directory of $fpath\n\
+                  fish  ~/.config/fish/completions/trainer.fish")]
 pub struct CompletionsArgs {
     /// Shell
     pub shell: Shell,
