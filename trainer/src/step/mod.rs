@@ -108,8 +108,8 @@ impl<M: ImageClassifier> Stepper<M> {
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
     /// # Errors
-    /// If the ranks' models differ in structure, or `--batch-norm sync` is given and the model has no
-    /// norm that supports it.
+    /// If the ranks' models differ in structure, or `--batch-norm sync` is given and the model has
+    /// no norm that supports it.
     pub fn new(
         model: M,
         config: StepConfig,

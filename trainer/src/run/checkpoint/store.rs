@@ -257,9 +257,9 @@ impl CheckpointStore {
     }
 }
 
-/// Returns the checkpoint at `path`, the directory of a checkpoint or of a run. For a run it returns
-/// the best checkpoint, or the newest one if no best exists. Adds a warning for each damaged
-/// checkpoint that it skips.
+/// Returns the checkpoint at `path`, the directory of a checkpoint or of a run. For a run it
+/// returns the best checkpoint, or the newest one if no best exists. Adds a warning for each
+/// damaged checkpoint that it skips.
 ///
 /// # Errors
 /// If there is no checkpoint, or none is whole.
