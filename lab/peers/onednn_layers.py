@@ -22,7 +22,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-# As in kernels/benches/kernels.rs.
+# As in kernels/benches/kernels/convolutions.rs.
 NETWORKS = {
     "cifar": """3->16@32k3s1 16->16@32k3s1 16->32@32k3s2 32->32@16k3s1 32->64@16k3s2 64->64@8k3s1 16->32@32k1s2
 32->64@16k1s2""".split(),
@@ -32,7 +32,7 @@ NETWORKS = {
 3->64@224k7s2""".split(),
 }
 # What differs from round to round in a line of ours.
-MEASURED = ["ms", "gflops", "share_of_peak", "gb_per_s"]
+MEASURED = ["ms", "gflops", "share_of_peak", "gb_per_s", "share_of_copy"]
 LAYER = re.compile(r"(\d+)->(\d+)@(\d+)k(\d+)s([12])")
 
 

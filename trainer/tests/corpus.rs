@@ -190,7 +190,7 @@ fn weights_that_claim_more_than_their_file_holds_are_refused_with_the_claim() {
         (
             "pytorch/pickle_expands",
             "a.pth",
-            "got archive/data.pkl compressed; save it again",
+            "got one that unpacks to 3000",
         ),
         (
             "pytorch/sparse.tar",

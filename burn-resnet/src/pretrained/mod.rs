@@ -39,9 +39,8 @@ const SLACK_BYTES: u64 = 1 << 20;
 /// Puts the weights of a file into `model`, which keeps its device, its types and what it trains.
 ///
 /// `model` is a [`crate::ResNet`] or any other module. The content of the file decides its format:
-/// safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`, with protocol 2 or newer
-/// and without compression. The tensors of a checkpoint may be in dictionaries, modules and other
-/// objects; other values in them are ignored.
+/// safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`. The tensors of a
+/// checkpoint may be in dictionaries, modules and other objects; other values in them are ignored.
 ///
 /// All names of `model` must be under one prefix, such as `state_dict.model`. Wrappers such as
 /// `module` and `_orig_mod` are no part of a name, and `shortcut` is `downsample`. A clone of

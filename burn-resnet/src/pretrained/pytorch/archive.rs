@@ -6,16 +6,22 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
 use flate2::Crc;
+use flate2::read::DeflateDecoder;
+
+use crate::pretrained::SLACK_BYTES;
 
 /// The place of an entry's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Place {
     pub(super) start: u64,
     pub(super) len: u64,
+    /// The number of bytes in the file.
+    pub(super) stored: u64,
+    pub(super) is_deflated: bool,
     /// `None` where no checksum was written.
     pub(super) crc: Option<u32>,
 }
@@ -29,8 +35,24 @@ impl Place {
                 self.len
             )));
         }
+        if self.is_deflated && to as u64 > file.metadata()?.len() + SLACK_BYTES {
+            return Err(io::Error::other(format!(
+                "a compressed storage unpacks to {to} bytes, more than the file has"
+            )));
+        }
         let mut bytes = vec![0; to - from];
-        file.read_exact_at(&mut bytes, self.start + from as u64)?;
+        if self.is_deflated {
+            let stored = FileRange {
+                file,
+                at: self.start,
+                end: self.start + self.stored,
+            };
+            let mut decoder = DeflateDecoder::new(stored);
+            io::copy(&mut decoder.by_ref().take(from as u64), &mut io::sink())?;
+            decoder.read_exact(&mut bytes)?;
+        } else {
+            file.read_exact_at(&mut bytes, self.start + from as u64)?;
+        }
         if bytes.len() as u64 == self.len
             && let Some(expected) = self.crc
         {
@@ -43,6 +65,24 @@ impl Place {
             }
         }
         Ok(bytes)
+    }
+}
+
+/// A part of a file as a stream.
+struct FileRange<'a> {
+    file: &'a File,
+    at: u64,
+    end: u64,
+}
+
+impl Read for FileRange<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = usize::try_from(self.end.saturating_sub(self.at))
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        let read = self.file.read_at(&mut buffer[..len], self.at)?;
+        self.at += read as u64;
+        Ok(read)
     }
 }
 
@@ -100,13 +140,24 @@ pub(super) fn entries(file: &File, file_len: u64) -> Result<HashMap<String, Plac
         if start.checked_add(stored).is_none_or(|end| end > file_len) {
             return Err(outside());
         }
-        if u16_at(rest, 10) != 0 || len != stored {
+        let method = u16_at(rest, 10);
+        let is_deflated = method == 8;
+        if method != 0 && !is_deflated || method == 0 && len != stored {
             return Err(format!(
-                "expected entries as torch.save writes them, got {name} compressed; save it again with torch.save"
+                "entry {name} is compressed in a way that torch.save does not"
             ));
         }
         let crc = Some(u32_at(rest, 16)).filter(|&crc| crc != 0);
-        entries.insert(name, Place { start, len, crc });
+        entries.insert(
+            name,
+            Place {
+                start,
+                len,
+                stored,
+                is_deflated,
+                crc,
+            },
+        );
         rest = &rest[next..];
     }
     Ok(entries)

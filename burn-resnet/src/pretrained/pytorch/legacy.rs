@@ -14,15 +14,19 @@ use super::archive::{Place, big_endian};
 use super::objects::StorageReference;
 use super::pickle::{self, Node, Pickle};
 
-/// The magic number 0x1950a86a20f9469cfc6c.
+/// The magic number 0x1950a86a20f9469cfc6c as an operation of protocol 2 and above.
 const MAGIC: [u8; 10] = [0x6C, 0xFC, 0x9C, 0x46, 0xF9, 0x20, 0x6A, 0xA8, 0x50, 0x19];
+
+/// The same number as protocols 0 and 1 write it.
+const MAGIC_DIGITS: &[u8] = b"119547037146038801333356";
 
 /// The latest end of the magic number: protocol 4 has a frame before it.
 pub(super) const MAGIC_END: usize = 64;
 
 /// Returns true if a file that begins with `header` has this format.
 pub(super) fn begins(header: &[u8]) -> bool {
-    header.windows(MAGIC.len()).any(|window| window == MAGIC)
+    let begins_with = |magic: &[u8]| header.windows(magic.len()).any(|window| window == magic);
+    begins_with(&MAGIC) || begins_with(MAGIC_DIGITS)
 }
 
 /// Returns the saved object and its storages.
@@ -90,6 +94,8 @@ pub(super) fn read(
             Place {
                 start,
                 len,
+                stored: len,
+                is_deflated: false,
                 crc: None,
             },
         );

@@ -21,6 +21,7 @@ use archive::Place;
 use objects::{Entry, Storage, View};
 
 use super::FileTensor;
+use super::SLACK_BYTES;
 
 /// The name of the pickle in an archive, in the archive's only folder.
 const PICKLE: &str = "data.pkl";
@@ -51,7 +52,7 @@ pub(super) fn tensors(file: File, file_len: u64, header: &[u8]) -> Result<Vec<Fi
             _ if legacy::begins(&header[..header.len().min(legacy::MAGIC_END)]) => {
                 legacy::read(&mut stream)?
             }
-            Some(0x80) => (pickle::read(&mut stream)?, HashMap::new()),
+            Some(0x80 | b'(' | b'}' | b']' | b'c') => (pickle::read(&mut stream)?, HashMap::new()),
             _ => {
                 return Err(
                     "expected safetensors, a zip archive or a pickle, got another kind of file"
@@ -85,17 +86,24 @@ fn of_archive(
     let root = root.ok_or(
         "expected an entry data.pkl, as torch.save writes it, got another kind of zip archive",
     )?;
-    let whole = |name: &str| {
-        let place = entries.get(&format!("{root}{name}"))?;
-        let bytes = place.read(file, 0, place.len as usize);
-        Some(bytes.map_err(|error| format!("{name}: {error}")))
+    let whole = |place: &Place, what: &str| {
+        if place.len > file_len + SLACK_BYTES {
+            return Err(format!(
+                "expected a {what} shorter than the file of {file_len} bytes, got one that unpacks to {}; save it again with \
+                 torch.save, which does not compress",
+                place.len
+            ));
+        }
+        place
+            .read(file, 0, place.len as usize)
+            .map_err(|error| format!("{what}: {error}"))
     };
-    if let Some(order) = whole("byteorder")
-        && order?.starts_with(b"big")
+    if let Some(place) = entries.get(&format!("{root}byteorder"))
+        && whole(place, "byteorder")?.starts_with(b"big")
     {
         return Err(archive::big_endian());
     }
-    let pickle = whole(PICKLE).ok_or("no pickle")??;
+    let pickle = whole(&entries[&format!("{root}{PICKLE}")], "pickle")?;
     let pickle = pickle::read(&mut Cursor::new(pickle))?;
     let folder = format!("{root}data/");
     let storages = entries

@@ -1,6 +1,6 @@
 //! A pickle as a graph of values. Nothing is executed.
 //!
-//! In: a stream at the start of a pickle of protocol 2 to 5. Out: its nodes; the stream is just
+//! In: a stream at the start of a pickle of protocol 0 to 5. Out: its nodes; the stream is just
 //! after the pickle.
 //! Invariant: every class and every call stays a name. Memory is bounded by a small multiple of the
 //! bytes read, and no value is copied. burn's reader does not suffice: it rejects a file with any
@@ -141,6 +141,15 @@ impl<R: BufRead> Machine<'_, R> {
                 b'N' => self.stack.push(OPAQUE),
                 0x88 => self.push(Node::Bool(true))?,
                 0x89 => self.push(Node::Bool(false))?,
+                b'I' => match self.line()?.as_str() {
+                    "00" => self.push(Node::Bool(false))?,
+                    "01" => self.push(Node::Bool(true))?,
+                    digits => self.push_digits(digits)?,
+                },
+                b'L' => {
+                    let line = self.line()?;
+                    self.push_digits(line.trim_end_matches('L'))?;
+                }
                 b'J' => {
                     let number = self.number(4)? as u32;
                     self.push(Node::Int(number.cast_signed().into()))?;
@@ -153,11 +162,23 @@ impl<R: BufRead> Machine<'_, R> {
                     let len = self.number(number_bytes(code))?;
                     self.push_long(len)?;
                 }
+                b'F' => {
+                    self.line()?;
+                    self.stack.push(OPAQUE);
+                }
                 b'G' => {
                     self.number(8)?;
                     self.stack.push(OPAQUE);
                 }
                 // Texts and bytes
+                b'S' => {
+                    let line = self.line()?;
+                    self.push(Node::Text(line.trim_matches(['\'', '"']).to_owned()))?;
+                }
+                b'V' => {
+                    let line = self.line()?;
+                    self.push(Node::Text(line))?;
+                }
                 b'U' | b'T' | b'X' | 0x8C | 0x8D => {
                     let len = self.number(number_bytes(code))?;
                     self.push_text(len)?;
@@ -171,7 +192,7 @@ impl<R: BufRead> Machine<'_, R> {
                 b'(' => self.marks.push(self.stack.len()),
                 b')' | b']' | 0x8F => self.push(Node::Sequence(Vec::new()))?,
                 b'}' => self.push(Node::Dict(Vec::new()))?,
-                b't' | 0x91 => {
+                b't' | b'l' | 0x91 => {
                     let items = self.pop_to_mark()?;
                     self.push(Node::Sequence(items))?;
                 }
@@ -181,6 +202,10 @@ impl<R: BufRead> Machine<'_, R> {
                         .collect::<Result<Vec<_>, _>>()?;
                     items.reverse();
                     self.push(Node::Sequence(items))?;
+                }
+                b'd' => {
+                    let pairs = pairs(&self.pop_to_mark()?)?;
+                    self.push(Node::Dict(pairs))?;
                 }
                 b'a' => {
                     let item = self.pop()?;
@@ -207,9 +232,17 @@ impl<R: BufRead> Machine<'_, R> {
                     let top = self.top()?;
                     self.stack.push(top);
                 }
+                b'g' => {
+                    let index = self.line()?.parse().map_err(|_| damaged("memo index"))?;
+                    self.recall(index)?;
+                }
                 b'h' | b'j' => {
                     let index = self.number(number_bytes(code))?;
                     self.recall(index as u32)?;
+                }
+                b'p' => {
+                    let index = self.line()?.parse().map_err(|_| damaged("memo index"))?;
+                    self.memorise(index)?;
                 }
                 b'q' | b'r' => {
                     let index = self.number(number_bytes(code))?;
@@ -231,6 +264,11 @@ impl<R: BufRead> Machine<'_, R> {
                     };
                     self.push(Node::Class(class))?;
                 }
+                b'P' => {
+                    let line = self.line()?;
+                    let id = self.add(Node::Text(line))?;
+                    self.push(Node::Reference(id))?;
+                }
                 b'Q' => {
                     let id = self.pop()?;
                     self.push(Node::Reference(id))?;
@@ -245,6 +283,22 @@ impl<R: BufRead> Machine<'_, R> {
                     self.pop()?;
                     let arguments = self.pop()?;
                     let class = self.pop()?;
+                    self.push_object(class, arguments)?;
+                }
+                b'i' => {
+                    let class = format!("{}.{}", self.line()?, self.line()?);
+                    let class = self.add(Node::Class(class))?;
+                    let arguments = self.pop_to_mark()?;
+                    let arguments = self.add(Node::Sequence(arguments))?;
+                    self.push_object(class, arguments)?;
+                }
+                b'o' => {
+                    let mut arguments = self.pop_to_mark()?;
+                    if arguments.is_empty() {
+                        return Err(damaged("object"));
+                    }
+                    let class = arguments.remove(0);
+                    let arguments = self.add(Node::Sequence(arguments))?;
                     self.push_object(class, arguments)?;
                 }
                 b'b' => {
@@ -289,6 +343,10 @@ impl<R: BufRead> Machine<'_, R> {
             items: Vec::new(),
             state: None,
         }))
+    }
+
+    fn push_digits(&mut self, digits: &str) -> Result<(), String> {
+        self.push(digits.parse().map_or(Node::Opaque, Node::Int))
     }
 
     /// Pushes an integer of `len` bytes in two's complement.
