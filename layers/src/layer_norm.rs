@@ -57,8 +57,8 @@ impl LayerNormConfig {
 /// Layer normalisation of a tensor's last axis.
 ///
 /// # Differs from burn
-/// It does not contain burn's module, which keeps its epsilon private. The parameters' names are the
-/// same.
+/// It does not contain burn's module, which keeps its epsilon private. The names of the parameters
+/// are the same.
 #[derive(Module, Debug)]
 pub struct LayerNorm {
     /// Scale, `[C]`.

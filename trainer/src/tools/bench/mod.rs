@@ -89,6 +89,7 @@ impl Measurement {
     }
 }
 
+// tidy: long function because it ends with one record of all results
 /// Measures training steps; `None` on a rank that only served parameters.
 /// Collective: all ranks.
 pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
