@@ -9,8 +9,8 @@ use kernels::loss::Loss;
 use crate::choices::Computation;
 use crate::ops::single::{Operation, computes, single};
 
-/// Returns the loss by our kernel; nothing on devices that are not its own. The targets get no
-/// gradient.
+/// Returns the loss computed by Lockstep's kernel, or `None` on a device without this kernel. The
+/// targets get no gradient.
 ///
 /// # Shapes
 /// `logits` and `targets`: `[N, K]`; returns `[1]`.

@@ -266,7 +266,7 @@ impl Conv2dConfig {
 }
 
 impl BatchNormConfig {
-    /// Returns the configuration for so many channels.
+    /// Returns the configuration for `num_features` channels.
     pub fn new(num_features: usize) -> Self {
         Self(nn::BatchNormConfig::new(num_features))
     }

@@ -64,7 +64,7 @@ pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, We
 pub enum Head {
     /// The last layer comes from the file, like all other layers.
     OfFile,
-    /// The last layer stays that of the model, for other classes than the file's.
+    /// The model keeps its own last layer, because its classes differ from those of the file.
     Own,
 }
 

@@ -59,8 +59,8 @@ pub enum Epilogue<'a> {
     None,
     /// `[C_out]`, added.
     Bias(&'a [f32]),
-    /// The moments of each channel as stored are written, `[2, C_out]`: sums, then centred sums of
-    /// squares.
+    /// Receives the moments of each channel of the stored output, `[2, C_out]`: sums, then centred
+    /// sums of squares.
     Moments(&'a mut [f64]),
 }
 
@@ -91,19 +91,19 @@ impl Conv2d {
     /// convolution, in f32.
     ///
     /// With f32 it takes activations of any storage; what is stored as bf16 is multiplied as f32.
-    /// With bf16 the passes without Winograd multiply by dot products of bf16 where the instruction
-    /// set has them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and gains by them: the weights are then
-    /// rounded to bf16 as they are packed, sums are f32, and what is subnormal counts as zero;
-    /// where a window has an infinity, the result may be a NaN. The gradient of the weights is
-    /// likewise by products of bf16 with [`Isa::Amx`], where a value that is not finite may spoil
-    /// all gradients of its channel, and without Winograd with [`Isa::Avx512Bf16`]; else that of
-    /// f32.
+    /// With bf16 the passes without Winograd use dot products of bf16, if the instruction set has
+    /// them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and they are faster. Packing then rounds the
+    /// weights to bf16. Sums are f32, and subnormal values count as zero. If a window has an
+    /// infinity, the result may be a NaN. The gradient of the weights also uses products of bf16
+    /// with [`Isa::Amx`], and without Winograd with [`Isa::Avx512Bf16`]; otherwise it uses f32.
+    /// With [`Isa::Amx`] a value that is not finite may make all gradients of its channel wrong.
     ///
     /// # Panics
-    /// If an extent is zero, the groups are not as [`Conv2dShape::groups`] says, the stride is not
-    /// 1 or 2, the padding reaches the kernel's side, the kernel is larger than the padded image,
-    /// activations or weights fit no slice, or `Winograd` is asked for another shape than 3x3 with
-    /// stride 1. A plan for bf16 may panic on activations of f32.
+    /// If the shape is invalid: an extent is zero, [`Conv2dShape::groups`] is not supported, the
+    /// stride is not 1 or 2, the padding is not less than the kernel, or the kernel is larger than
+    /// the padded image. If activations or weights exceed the length limit of a slice. If
+    /// `algorithm` is `Winograd` and the shape is not 3x3 with stride 1. A plan for bf16 may panic
+    /// on activations of f32.
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();

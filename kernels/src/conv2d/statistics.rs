@@ -3,9 +3,10 @@
 //!
 //! In: finished pieces of the output, as stored.
 //! Out: `[sum, centred sum of squares][C]` in f64.
-//! Invariant: in a piece (at most a band of one image) f32 sums of at most 64 terms hold
-//! differences from a value near the piece's mean. Pieces are merged in f64 in index order. So a
-//! mean far from zero costs no digits of the variance, and the result does not depend on threads.
+//! Invariant: a piece is at most a band of one image. In a piece, f32 sums of at most 64 terms add
+//! differences from a value near the mean of the piece. Pieces are merged in f64 in index order. So
+//! the variance is precise even if the mean is far from zero, and the result does not depend on
+//! threads.
 //! Source: Chan, Golub, LeVeque 1983, "Algorithms for Computing the Sample Variance".
 
 use crate::Element;

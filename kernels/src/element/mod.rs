@@ -60,7 +60,7 @@ pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + '
 /// Vectors of stored values; not nameable outside, which seals [`Element`].
 ///
 /// # Safety
-/// The methods with pointers demand what those of [`Simd`] do.
+/// The methods with pointers have the same safety conditions as those of [`Simd`].
 pub trait Stored: Sized + 'static {
     /// Values read instead of pixels outside an image.
     const ZEROS: &'static [Self; PANEL];

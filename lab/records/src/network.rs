@@ -194,10 +194,11 @@ impl FitFacts {
     }
 }
 
-/// Returns the bytes of a ping-pong's message that are limited by the bandwidth.
+/// Returns the number of bytes of a ping-pong message that the bandwidth limits.
 ///
-/// Without bursts (0) these are all bytes. With bursts, the rate limit recovers while the answer
-/// travels: half of the message is limited, or all but the burst if that is more.
+/// Without bursts (`burst_bytes` is 0) the bandwidth limits all bytes. With bursts, the token
+/// bucket refills while the answer travels. So the bandwidth limits half of the message, or all
+/// bytes beyond the burst, whichever is more.
 pub fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
     match burst_bytes {
         0.0 => bytes,

@@ -56,7 +56,7 @@ pub struct Study {
     pub earlier_cells: Vec<StudyCell>,
 }
 
-/// Start of a study by another program or on another system.
+/// Restart of a study after the program or the system changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StudyStart {

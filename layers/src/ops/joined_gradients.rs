@@ -22,7 +22,7 @@ use burn::tensor::{Shape, TensorData, read_sync};
 /// Returns a parameter's group and the group's number of parameters; `None` for a single one.
 type GroupOf = dyn Fn(ParamId) -> Option<(usize, usize)> + Send + Sync;
 
-/// Gradients end to end, with whose they are and how many elements each has.
+/// Concatenated gradients, with the parameter and number of elements of each.
 #[derive(Debug)]
 pub struct Joined {
     /// In the order of the values.

@@ -3,11 +3,11 @@
 //! In: `[N, H, W, C]`. Out: views `[groups, rows, C]`; means and sums of each channel, `[1, 1, C]`.
 //! Invariant: a function of the shape alone, so that all ranks with equal batches round alike.
 //!
-//! One stage is slow on a GPU, where a sum over the rows of one table is a thread block for each
-//! vector of four channels: 4 blocks at 16 channels, for some hundred multiprocessors. Over groups
-//! it is `groups` times as many; what is left is small. It also rounds less. burn's fused kernels
-//! end where a tensor gets fewer dimensions, so that operations between two reductions keep all
-//! three.
+//! A sum in one stage is slow on a GPU. It has one thread block for each vector of four channels: 4
+//! blocks at 16 channels, for more than a hundred multiprocessors. A first sum over groups has
+//! `groups` times as many blocks, and the second sum is small. Two stages also round less. burn's
+//! fused kernels end when a tensor loses a dimension, so operations between two reductions keep all
+//! three dimensions.
 
 use burn::backend::Backend;
 use burn::backend::TensorMetadata;

@@ -99,8 +99,9 @@ impl LayerOptions {
 pub(crate) struct LayerOutput<B: Backend> {
     /// `[N, H_out, W_out, C_out]`.
     ///
-    /// If the link to the next layer allows it, the raw result before the normalisation. Its
-    /// gradient is nevertheless that of the normalised values, which the next layer computes.
+    /// The raw result before the normalisation, if the link to the next layer allows raw results.
+    /// Even then, the gradient that arrives here is that of the normalised values: the next layer
+    /// computes it.
     pub output: FloatTensor<B>,
     /// Input for the backward pass, or a tensor with only its shape; not tracked, as all that
     /// follow.

@@ -77,9 +77,10 @@ pub(crate) struct SingleOptions {
 /// Inputs of the backward pass.
 #[derive(ExtensionType, Clone, Debug)]
 pub(crate) struct SingleSaved<B: Backend> {
-    /// x; for a max pool only its shape, for a mean any tensor.
+    /// The input `x`. A max pool uses only its shape, and a mean does not use it.
     pub input: FloatTensor<B>,
-    /// First parameter, or any tensor; for a max pool the place of each maximum, one byte each.
+    /// First parameter. For a max pool, the place of each maximum in one byte. Other operations do
+    /// not use it.
     pub weight: FloatTensor<B>,
 }
 
