@@ -1,8 +1,9 @@
-//! Sets the commit that the program is built from.
+//! Sets the commit that the program is built from, for `env!("LOCKSTEP_COMMIT")`.
 //!
-//! In: `.git` of the repository, if there is one. Out: `LOCKSTEP_COMMIT` for `env!`, unless it is
-//! set already.
-//! Invariant: never fails and starts no program; a source tree without git builds as "unknown".
+//! In: `.git` of the repository, if there is one. Out: `LOCKSTEP_COMMIT`, unless the environment
+//! already sets it.
+//! Invariant: the build script never fails and starts no program. The commit is "unknown" without
+//! git.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ fn main() {
     }
 }
 
-/// Warns of ranks that are started by `cargo run`: one builds, and the others wait for minutes.
+/// Warns about ranks that `cargo run` starts: one rank builds, and the others wait for minutes.
 fn warn_of_waiting_tasks() {
     for variable in ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"] {
         let tasks = std::env::var(variable)
@@ -50,7 +51,7 @@ fn commit() -> Option<String> {
     })
 }
 
-/// Returns the directory itself, or the target of a linked work tree's `.git` file.
+/// Returns `.git`, or the directory that the `.git` file of a linked work tree names.
 fn git_directory(path: &Path) -> Option<PathBuf> {
     if path.is_dir() {
         return Some(path.to_owned());
@@ -59,8 +60,8 @@ fn git_directory(path: &Path) -> Option<PathBuf> {
     Some(path.parent()?.join(text.strip_prefix("gitdir: ")?.trim()))
 }
 
-/// Returns the text of a file and lets cargo watch it. Watching an absent file would rebuild every
-/// time.
+/// Returns the text of a file and makes cargo rebuild when the file changes. An absent file is not
+/// watched, because it would cause a rebuild every time.
 fn watched(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     println!("cargo:rerun-if-changed={}", path.display());

@@ -1,5 +1,5 @@
-//! A training loop of one's own over burn's optimizers, on any number of ranks. The lines that a
-//! loop on one process lacks are numbered.
+//! A custom training loop with burn's optimizers, on any number of ranks. Numbers mark the lines
+//! that a single-process loop does not have.
 //!
 //!     cargo run --release -p trainer --example own_loop
 //!     mpirun -n 2 target/release/examples/own_loop
@@ -22,7 +22,7 @@ use layers::PassContext;
 use layers::backend::gradient_hook;
 
 fn main() -> ExitCode {
-    launch(train) // 1: joins the world of mpirun or srun; an error on one rank ends all
+    launch(train) // 1: joins the ranks; an error on one rank ends all ranks
 }
 
 fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
@@ -34,7 +34,8 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
         GradientReducer::new(&model, Arc::clone(communicator), &ReducerConfig::default())?; // 3
     let collector = reducer.collector();
     let hook = gradient_hook(move |parameter, gradient| {
-        collector.take(parameter, gradient.as_slice().expect("gradients are f32")); // 4: early, where layers hand them over
+        // 4: layers call the hook during the backward pass
+        collector.take(parameter, gradient.as_slice().expect("gradients are f32"));
     });
     let context = PassContext {
         hook: Some(hook),
@@ -74,7 +75,8 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
         }
         let mut losses = [sum * 48.0 / 2400.0];
         communicator.all_reduce_sum_f64(&mut losses)?;
-        let parameters = check_fingerprint(&model, &**communicator, epoch)?; // all ranks have the same bits
+        // All ranks have the same bits.
+        let parameters = check_fingerprint(&model, &**communicator, epoch)?;
         if communicator.rank() == ROOT {
             println!(
                 "epoch {epoch}: loss {:.4}, parameters {parameters}",

@@ -1,13 +1,15 @@
-//! A model family of a researcher's own, and the whole program of it: training on one process or
-//! many, evaluation, prediction, measurement.
+//! A custom model family and its complete program: training on one process or many, evaluation,
+//! prediction and measurement.
 //!
-//!     cargo run --release -p trainer --example own_model -- train --epochs 3 --blocks 2 --output-dir runs/small
+//!     cargo run --release -p trainer --example own_model -- \
+//!         train --epochs 3 --blocks 2 --output-dir runs/small
 //!     mpirun -n 2 target/release/examples/own_model train --epochs 3 --batch-norm sync
 //!     target/release/examples/own_model eval --checkpoint runs/small
 //!
-//! The modules are burn's by name, but of `layers`: the network has our kernels, and gradients that
-//! travel during the backward pass. Its flag stands in `--help`, in `run.toml` and in its
-//! checkpoints. Options such as `--dtype` are refused unless `OPTIONS` names them.
+//! The modules have burn's names but come from `layers`. The network therefore uses Lockstep's
+//! kernels and sends gradients during the backward pass. The flag `--blocks` appears in `--help`,
+//! in `run.toml` and in the checkpoints. Options such as `--dtype` are rejected unless `OPTIONS`
+//! lists them.
 
 use anyhow::Result;
 use burn::module::Module;
@@ -35,7 +37,7 @@ fn conv_norm(channels: [usize; 2], kernel: usize, stride: usize, device: &Device
     )
 }
 
-/// Two convolutions and a shortcut around them, a projection where the shape changes.
+/// Two convolutions and a shortcut. The shortcut has a projection if the shape changes.
 #[derive(Module, Debug)]
 struct Block {
     layers: [ConvNorm; 2],

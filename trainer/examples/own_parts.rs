@@ -1,11 +1,12 @@
-//! An optimizer, a loss, a metric and a data set of a researcher's own, with the program's networks
-//! and everything else of it.
+//! A custom optimizer, loss, metric and data set in the program with its built-in networks.
 //!
-//!     cargo run --release -p trainer --example own_parts -- train --dataset custom --optimizer custom --epochs 3 --output-dir runs/stripes
+//!     cargo run --release -p trainer --example own_parts -- train \
+//!         --dataset custom --optimizer custom --epochs 3 --output-dir runs/stripes
 //!     mpirun -n 2 target/release/examples/own_parts train --dataset custom --optimizer lamb
 //!     target/release/examples/own_parts eval --checkpoint runs/stripes
 //!
-//! Each part is a method of the model family that has a default: bring one of them or all.
+//! Each part is a method of the model family with a default. A program may replace one part or all
+//! of them.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use trainer::model::loss::Loss;
 use trainer::model::metric::Metric;
 use trainer::model::network::ResNetFamily;
 
-/// Focal loss (Lin et al. 2017, 1708.02002): samples that are right already count less.
+/// Focal loss (Lin et al. 2017, arXiv 1708.02002): well-classified samples have smaller weights.
 #[derive(Debug)]
 struct Focal {
     gamma: f64,
@@ -49,8 +50,8 @@ impl Loss for Focal {
     }
 }
 
-/// The mean of the shares of right answers in each class, whatever their sizes. Sums: samples of
-/// each class, right ones of each.
+/// Mean over classes of the share of correct answers. The class sizes do not matter. Sums: the
+/// number of samples of each class, then the number of correct ones.
 #[derive(Debug)]
 struct MeanClassAccuracy {
     num_classes: usize,
@@ -86,8 +87,8 @@ impl Metric for MeanClassAccuracy {
     }
 }
 
-/// Signum (Bernstein et al. 2018, 1802.04434): steps of one length along the signs of the
-/// gradients' moving average. Its state is one of burn's; `RecordState` can be derived for others.
+/// Signum (Bernstein et al. 2018, arXiv 1802.04434): steps of equal length along the signs of the
+/// gradients' moving average. The state is one of burn's. Other states can derive `RecordState`.
 #[derive(Clone)]
 struct Signum {
     beta: f64,
@@ -116,8 +117,8 @@ impl Optimizer for Signum {
     }
 }
 
-/// Stripes across or along, two pixels wide, of a colour that the index chooses: so many, and the
-/// names of both classes.
+/// Horizontal or vertical stripes, two pixels wide, with a colour that depends on the index. The
+/// fields are the number of images and the names of both classes.
 struct Stripes(usize, Vec<String>);
 
 impl ImageDataset for Stripes {
@@ -160,7 +161,7 @@ impl ImageDataset for Stripes {
     }
 }
 
-/// The program's residual networks with these parts.
+/// The built-in residual networks with these custom parts.
 pub(crate) struct OwnParts;
 
 impl ModelFamily for OwnParts {
@@ -178,7 +179,7 @@ impl ModelFamily for OwnParts {
     }
 
     fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
-        // The classifier by a rule of burn's.
+        // One of burn's optimizers updates the classifier.
         let classifier = ParamGroup::from_predicate("linear");
         Some(ModuleOptimizer::from(Signum { beta: 0.9 }).with_group(
             classifier,

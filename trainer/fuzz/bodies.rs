@@ -1,8 +1,8 @@
-//! The bodies of the fuzz targets; the test of the corpus runs them too.
+//! The bodies of the fuzz targets. The test of the corpus also runs them.
 //!
 //! In: any bytes. Out: nothing.
-//! Invariant: a body panics only where the program is wrong. Whatever the bytes, a reader ends
-//! soon, takes memory in proportion to them, and gives what it promises or an error that names the
+//! Invariant: a body panics only if the program has a bug. For all inputs, a reader returns quickly
+//! and uses memory in proportion to the input. It returns valid values, or an error that names the
 //! file.
 
 #![allow(dead_code, unreachable_pub, reason = "each target uses one of these")]
@@ -28,7 +28,7 @@ use trainer::config::TrainConfig;
 use trainer::run::{checkpoint, step_hashes};
 use trainer::tools::verify_run::{self, Recording};
 
-/// A target: the name of its folder in the corpus, and what it does with an input.
+/// The name of a target's corpus folder, and the function that runs an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
@@ -62,8 +62,8 @@ fn names(error: &str, path: &Path) {
     );
 }
 
-/// The reader of CIFAR's binary release. The first byte selects the data set, and whether 64 bytes
-/// of class names follow.
+/// Fuzzes the reader of CIFAR's binary release. The first byte selects the data set, and whether 64
+/// bytes of class names follow.
 pub fn cifar(bytes: &[u8]) {
     let Some((flags, bytes)) = bytes.split_first() else {
         return;
@@ -101,7 +101,7 @@ pub fn cifar(bytes: &[u8]) {
     }
 }
 
-/// The decoder of images.
+/// Fuzzes the decoder of images.
 pub fn image(bytes: &[u8]) {
     let folder = folder();
     let path = folder.path().join("image");
@@ -123,7 +123,7 @@ pub fn image(bytes: &[u8]) {
     crop(bytes);
 }
 
-/// The decoder of a part of an image.
+/// Fuzzes the decoder of a part of an image.
 fn crop(bytes: &[u8]) {
     let folder = folder();
     for class in ["train/a", "train/b", "test/a", "test/b"] {
@@ -149,7 +149,7 @@ fn crop(bytes: &[u8]) {
     }
 }
 
-/// The reading of the headers of a shard, and of the samples in it.
+/// Fuzzes the readers of a shard's headers and of its samples.
 pub fn shards(bytes: &[u8]) {
     let folder = folder();
     for name in ["train-0.tar", "val-0.tar"] {
@@ -179,7 +179,7 @@ pub fn shards(bytes: &[u8]) {
     }
 }
 
-/// The reading of a Parquet file's footer and labels, and of the images that it has.
+/// Fuzzes the readers of a Parquet file's footer, labels and images.
 #[cfg(feature = "parquet")]
 pub fn parquet(bytes: &[u8]) {
     let folder = folder();
@@ -212,7 +212,8 @@ pub fn parquet(bytes: &[u8]) {
     }
 }
 
-/// The files that `trainer watch`, `report` and `verify-run` read; the first lines of the parts of an input name them.
+/// Files that `trainer watch`, `report` and `verify-run` read. The first line of each part of an
+/// input names one of these files.
 const RECORDS: [&str; 19] = [
     "run.toml",
     "manifest.json",
@@ -235,8 +236,8 @@ const RECORDS: [&str; 19] = [
     "trace.json",
 ];
 
-/// The readers of what programs record: the page of a watched run, the report of a directory and of
-/// each file by itself, and the hashes of a run's first steps.
+/// Fuzzes the readers of recorded files: the page of a watched run, the report of a directory, the
+/// report of each file, and the hashes of a run's first steps.
 pub fn records(bytes: &[u8]) {
     let folder = folder();
     let directory = folder.path().join("run");
@@ -299,8 +300,8 @@ pub fn records(bytes: &[u8]) {
     }
 }
 
-/// The unpacking of a release's archive; bytes that are not compressed are compressed first, so
-/// that a fuzzer can change them.
+/// Fuzzes the unpacking of a release's archive. Uncompressed bytes are compressed first, so that a
+/// fuzzer can change them.
 pub fn archive(bytes: &[u8]) {
     let folder = folder();
     let (path, dir) = (
@@ -339,9 +340,9 @@ pub fn archive(bytes: &[u8]) {
 /// Separator between the files of a checkpoint in one input.
 const SEPARATOR: &[u8] = b"\n====\n";
 
-/// The reader of checkpoints. The input is the state, the model and the training tensors; `@MODEL@`
-/// and `@TRAINING@` in the state stand for the other files' checksums, which a fuzzer could not
-/// guess.
+/// Fuzzes the reader of checkpoints. The input holds the state, the model and the training tensors.
+/// `@MODEL@` and `@TRAINING@` in the state stand for the other files' checksums, which a fuzzer
+/// cannot guess.
 pub fn checkpoint(bytes: &[u8]) {
     let folder = folder();
     write_checkpoint(bytes, folder.path());
@@ -354,7 +355,7 @@ pub fn checkpoint(bytes: &[u8]) {
     }
 }
 
-/// Writes the files of a checkpoint into a folder, the state's checksum among them.
+/// Writes the files of a checkpoint into a folder, including the state's checksum.
 pub fn write_checkpoint(bytes: &[u8], folder: &Path) {
     let (state, rest) = split(bytes);
     let (model, training) = split(rest);
@@ -380,7 +381,8 @@ pub fn write_checkpoint(bytes: &[u8], folder: &Path) {
     write(&folder.join("training.safetensors"), training);
 }
 
-/// The bytes before and after the first separator; all of them and none if there is none.
+/// Returns the bytes before and after the first separator. Without a separator the second part is
+/// empty.
 fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
     match bytes
         .windows(SEPARATOR.len())
@@ -391,7 +393,7 @@ fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// The configuration: what resolves is printed as what resolves to the same.
+/// Fuzzes the configuration: a printed configuration must resolve to the same configuration.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -409,17 +411,17 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// The reader of PyTorch's files: zip archives and pickles.
+/// Fuzzes the reader of PyTorch's files: zip archives and pickles.
 pub fn pytorch(bytes: &[u8]) {
     load_weights("weights.pth", bytes);
 }
 
-/// The reader of safetensors.
+/// Fuzzes the reader of safetensors.
 pub fn safetensors(bytes: &[u8]) {
     load_weights("weights.safetensors", bytes);
 }
 
-/// Loads the bytes into a layer of 2 x 2 weights and 2 biases.
+/// Loads the bytes into a layer with 2 x 2 weights and 2 biases.
 fn load_weights(name: &str, bytes: &[u8]) {
     let folder = folder();
     let path = folder.path().join(name);

@@ -1,7 +1,8 @@
-"""Writes the seeds of the fuzz targets: small files that are right, and hostile ones that are refused.
+"""Writes the seeds of the fuzz targets: small valid files, and hostile files that are rejected.
 
-Needs nothing but Python 3.11, and pyarrow 26 for the Parquet files, which else stay as they are. Run: python3 make_corpus.py
-Files named `crash-*` and `slow-*` were found by fuzzing and come from no program.
+Run: python3 make_corpus.py. Needs Python 3.11, and pyarrow 26 for the Parquet files.
+Without pyarrow the Parquet files are left unchanged.
+This script does not write the files `crash-*` and `slow-*`, which fuzzing found.
 """
 
 import gzip
@@ -36,7 +37,7 @@ write("cifar", "label_out_of_range", b"\0" + bytes([10]) + pixels)
 write("cifar", "cut", b"\1" + bytes([9, 70]) + pixels[:-1])
 write("cifar", "empty", b"\0")
 
-# Images: those of the tests, and headers that claim more than there is.
+# Images: those of the tests, and headers that declare more data than the file has.
 for path in images.iterdir():
     if path.suffix in (".gif", ".jpg", ".pgm", ".png", ".tif", ".webp"):
         write("image", path.name, path.read_bytes())
@@ -139,7 +140,7 @@ write("shards", "other_bytes.tar", tar(image_1)[:1024] + b"\7" * 1024)
 write("shards", "empty", b"")
 
 
-# Weights of a linear layer of 2 x 2.
+# Weights of a linear layer with 2 x 2 weights.
 def safetensors(tensors, data, length=None):
     header = json.dumps(tensors, separators=(",", ":")).encode()
     return struct.pack("<Q", len(header) if length is None else length) + header + data
@@ -163,7 +164,7 @@ write("safetensors", "no_elements", safetensors({"weight": entry([0, 2**62], 0, 
 write("safetensors", "empty", b"")
 
 
-# PyTorch's own classes, as far as a pickle names them.
+# PyTorch's classes, as far as a pickle names them.
 torch, utilities = types.ModuleType("torch"), types.ModuleType("torch._utils")
 FloatStorage = type("FloatStorage", (), {"__module__": "torch"})
 
@@ -204,7 +205,7 @@ def pickled(value, protocol=2, legacy=False):
 
 
 def archive(pickle_bytes, storages, compression=zipfile.ZIP_STORED):
-    """A zip archive without checksums, which PyTorch takes as well and a fuzzer can change."""
+    """Returns a zip archive without checksums. PyTorch accepts it, and a fuzzer can change it."""
     with io.BytesIO() as file:
         with zipfile.ZipFile(file, "w", compression) as out:
             entries = {"data.pkl": pickle_bytes, "version": b"3\n", "byteorder": b"little"}
@@ -303,7 +304,7 @@ write("checkpoint", "other_type", checkpoint(safetensors({"velocities": entry([2
 write("checkpoint", "wrong_checksum", checkpoint(files={"model.safetensors": "0", "training.safetensors": "0"}))
 
 
-# What programs record: parts, each with the name of its file in its first line.
+# Recorded files: parts whose first lines name the files.
 def records(name, **files):
     parts = []
     for file, content in files.items():
@@ -449,5 +450,5 @@ else:
     write("parquet", "footer_of_2_gb", whole[:-8] + struct.pack("<i", 2**31 - 1) + b"PAR1")
     write("parquet", "empty", b"")
 
-# Configurations: the other files were printed by `trainer config`, with the flags in their first line.
+# Configurations. `trainer config` printed the other files, with the flags in their first line.
 write("config", "empty", b"")

@@ -1,4 +1,5 @@
-//! Every input in the corpus of the fuzz targets, among them each that once failed, passes through its target's body.
+//! Runs the fuzz targets' bodies on every input in the corpus, including all inputs that once
+//! failed.
 
 #![cfg(all(feature = "flex", feature = "download"))]
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
@@ -18,10 +19,12 @@ use burn_resnet::{Head, Loaded, load_weights_with};
 use trainer::measure::process_memory::peak_memory_bytes;
 use trainer::run::checkpoint;
 
-/// After so long a reader counts as one that never ends: the test says of which input, and ends. A fuzzer allows ten seconds.
+/// Time after which a reader counts as hanging. The test then names the input and aborts. A fuzzer
+/// allows ten seconds.
 const NEVER: Duration = Duration::from_secs(300);
 
-/// The inputs are small, and so is the memory for reading them: this is most of all the program itself.
+/// Peak memory of the whole test program. The inputs are small, and so is the memory for reading
+/// them.
 const MAX_PEAK_BYTES: u64 = 1 << 30;
 
 const MAX_INPUT_BYTES: u64 = 4096;
@@ -30,7 +33,7 @@ fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
 }
 
-/// The inputs of a target, sorted by name.
+/// Returns the inputs of a target, sorted by name.
 fn inputs(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let entries = fs::read_dir(corpus().join(target)).unwrap();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -67,7 +70,8 @@ fn every_input_of_the_corpus_is_read_or_refused_in_little_memory() {
     assert!(peak < MAX_PEAK_BYTES, "the peak of memory was {peak} bytes");
 }
 
-/// What `body` returns; ends the process if it never does, naming the input, which would else be known to nobody.
+/// Returns the result of `body`. If `body` hangs, prints the name of the input and aborts the
+/// process.
 fn ending<T>(input: &Path, body: impl FnOnce() -> T) -> T {
     let (done, ended) = channel::<()>();
     std::thread::scope(|scope| {
@@ -84,7 +88,7 @@ fn ending<T>(input: &Path, body: impl FnOnce() -> T) -> T {
     })
 }
 
-/// How often each input is changed, unless the environment asks for more.
+/// Changes per input, unless the environment sets another number.
 const NUM_CHANGES: u64 = 20;
 
 #[test]
@@ -112,7 +116,7 @@ fn inputs_near_those_of_the_corpus_are_read_or_refused_too() {
     }
 }
 
-/// Xorshift64: any numbers will do.
+/// Xorshift64. The quality of the random numbers does not matter.
 struct Random(u64);
 
 impl Random {
@@ -124,8 +128,8 @@ impl Random {
     }
 }
 
-/// The bytes with up to four changes: of a bit, to a byte that is often a limit, of a number of eight bytes, or by taking a
-/// piece out, twice, or from another input.
+/// Returns the bytes after one to four changes. A change flips a bit, sets a byte to a limit,
+/// changes an eight-byte number, or removes, repeats or inserts a piece.
 fn changed(bytes: &[u8], inputs: &[(PathBuf, Vec<u8>)], random: &mut Random) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..=random.below(4) {
@@ -166,7 +170,7 @@ fn changed(bytes: &[u8], inputs: &[(PathBuf, Vec<u8>)], random: &mut Random) -> 
     bytes
 }
 
-/// The error of loading an input of the corpus as weights under this name.
+/// Loads an input of the corpus as weights under this name and returns the error.
 fn refused_weights(input: &str, name: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -291,7 +295,7 @@ fn weights_in_a_folder_or_pipe_are_refused_and_not_waited_for() {
     }
 }
 
-/// An input of the corpus as the folder of a checkpoint.
+/// Writes an input of the corpus as the folder of a checkpoint.
 fn checkpoint_folder(input: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     bodies::write_checkpoint(

@@ -1,7 +1,8 @@
-//! burn's own training loop on any number of ranks: the model and training of burn's guide, and one
-//! more line.
+//! burn's training loop on any number of ranks. The model and training are those of burn's guide,
+//! plus one line.
 //!
-//!     cargo run --release -p lockstep-burn-train --features burn-train,mpi --example burn_loop -- FOLDER
+//!     cargo run --release -p lockstep-burn-train --features burn-train,mpi \
+//!         --example burn_loop -- FOLDER
 //!     mpirun -n 2 target/release/examples/burn_loop FOLDER
 
 #![allow(clippy::print_stdout, reason = "an example that says what it did")]
@@ -53,8 +54,8 @@ impl Model {
         }
     }
 
-    /// `[N, 3, H, W]` to `[N, K]`. Streamed layers hand their gradients over while those before
-    /// them are differentiated.
+    /// Computes logits `[N, K]` from images `[N, 3, H, W]`. Layers with a gradient hook send their
+    /// gradients during the backward pass.
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self.activation.forward(self.conv1.forward(images));
         let x = with_gradient_hook(&self.conv2, &x).forward(x);
@@ -99,7 +100,7 @@ struct Batch {
     targets: Tensor<1, Int>,
 }
 
-/// Pixels `[H, W, C]`, and the class.
+/// Pixels `[H, W, C]` and the class.
 type Sample = (Vec<u8>, usize);
 
 struct ShapesBatcher;
@@ -168,7 +169,7 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     .with_default_checkpointers()
     .num_epochs(num_epochs)
     .summary();
-    let training = data_parallel(training, communicator, &device); // the line
+    let training = data_parallel(training, communicator, &device); // the added line
 
     device.seed(0);
     let optimizer = SgdConfig::new()
@@ -179,7 +180,8 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     if let Some(error) = result.error {
         bail!("{error}");
     }
-    let parameters = check_fingerprint(&result.model, &**communicator, num_epochs as u64)?; // all ranks have the same bits
+    // All ranks have the same bits.
+    let parameters = check_fingerprint(&result.model, &**communicator, num_epochs as u64)?;
     if communicator.rank() == ROOT {
         let mut loss = 0.0;
         for batch in valid.iter() {

@@ -1,7 +1,7 @@
-//! ConvNeXt-T: a residual network with the choices of vision transformers.
+//! ConvNeXt-T: a residual network with design choices of vision transformers.
 //!
-//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has
-//! them; the stem's windows are 2x2 instead of 4x4, for small images.
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. The layers are those of the published
+//! code. The stem's windows are 2x2 instead of 4x4, for small images.
 //! Source: Liu et al. 2022, arXiv 2201.03545, figure 4 and table 9.
 
 use burn::module::{Initializer, Module, Param};
@@ -47,7 +47,7 @@ fn conv2d(config: Conv2dConfig, device: &Device) -> Conv2d {
     .into()
 }
 
-/// A 7x7 convolution of each channel, and two linear layers of each pixel, scaled.
+/// A 7x7 depthwise convolution, then two linear layers per pixel and a layer scale.
 #[derive(Module, Debug)]
 struct Block {
     dwconv: Conv2d,
@@ -82,7 +82,7 @@ impl Block {
     }
 }
 
-/// Half the size, and more channels.
+/// A layer that halves the height and width and adds channels.
 #[derive(Module, Debug)]
 struct Downsampling {
     norm: LayerNorm,
@@ -94,7 +94,7 @@ fn halving(channels: [usize; 2], device: &Device) -> Conv2d {
     conv2d(conv.with_padding(Valid), device)
 }
 
-/// The network.
+/// The ConvNeXt-T network.
 #[derive(Module, Debug)]
 pub(crate) struct ConvNeXt {
     stem: (Conv2d, LayerNorm),
@@ -105,8 +105,8 @@ pub(crate) struct ConvNeXt {
 }
 
 impl ConvNeXt {
-    /// With the publication's first weights, of which the tails are not cut; its last block is left
-    /// out with probability `drop`, the others less.
+    /// Returns the network with the publication's initial weights, but from an untruncated normal
+    /// distribution. The last block is skipped with probability `drop`, earlier blocks with less.
     pub(crate) fn new(in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
         let depth = STAGES.iter().map(|(_, count)| count).sum::<usize>();
         let mut drops = (0..depth).map(|block| drop * block as f64 / (depth - 1) as f64);
@@ -133,7 +133,7 @@ impl ConvNeXt {
         }
     }
 
-    /// The logits.
+    /// Returns the logits.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let mut x = self
             .stem

@@ -1,6 +1,7 @@
-//! Four networks besides ResNets, each in its own file, and the program that trains them.
+//! Trains four networks other than ResNets. Each network has its own file.
 //!
-//!     cargo run --release -p trainer --example networks -- train --model vit-tiny --optimizer adamw --epochs 5 --output-dir runs/vit
+//!     cargo run --release -p trainer --example networks -- \
+//!         train --model vit-tiny --optimizer adamw --epochs 5 --output-dir runs/vit
 //!     mpirun -n 2 target/release/examples/networks train --model mobilenet-v2
 //!     target/release/examples/networks bench --model convnext-tiny --dtype bf16
 
@@ -26,7 +27,7 @@ use trainer::model::family::{ModelFamily, ModelRequest};
 use vit::VisionTransformer;
 use wide_resnet::WideResNet;
 
-/// One of them.
+/// One of the four networks.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one in a program")]
 enum Network {
@@ -36,20 +37,20 @@ enum Network {
     Vit(VisionTransformer),
 }
 
-/// A network and how it is computed.
+/// A network and its computation settings.
 #[derive(Module, Debug)]
 struct Computed {
     network: Network,
     #[module(skip)]
     computation: Computation,
-    /// True if branches are skipped.
+    /// True if the network has stochastic depth.
     #[module(skip)]
     draws: bool,
 }
 
 impl ImageClassifier for Computed {
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        // Layers compute in the number format of what they read.
+        // A layer computes in the number format of its input.
         let images = match self.computation.activations {
             Activations::Bf16 => images.cast(FloatDType::BF16),
             _ => images,

@@ -1,8 +1,8 @@
-//! MobileNetV2: thin blocks, widened by a 1x1 convolution and filtered channel by channel.
+//! MobileNetV2: narrow blocks that a 1x1 convolution widens before a depthwise convolution.
 //!
-//! In: `[N, H, W, C]` images, of 32 or more pixels. Out: `[N, num_classes]` logits. The layers and
-//! their order are torchvision's; stem and second stage keep the size, as is usual for small
-//! images.
+//! In: `[N, H, W, C]` images of at least 32 pixels. Out: `[N, num_classes]` logits. The layers and
+//! their order are torchvision's. The stem and the second stage have stride 1, as is usual for
+//! small images.
 //! Source: Sandler et al. 2018, arXiv 1801.04381, table 2.
 
 use burn::module::Module;
@@ -13,7 +13,7 @@ use layers::{
     global_avg_pool, relu6,
 };
 
-/// Widening, channels, blocks and first stride of each stage.
+/// Expansion factor, channels, number of blocks and first stride of each stage.
 const STAGES: [[usize; 4]; 7] = [
     [1, 16, 1, 1],
     [6, 24, 2, 1],
@@ -47,7 +47,7 @@ fn apply((conv, norm): &ConvNorm, x: Features) -> Features {
     norm.forward(conv.forward(x))
 }
 
-/// Widen, filter each channel, project; the input is added where the shape stays.
+/// A widening, a depthwise and a projecting convolution, with a shortcut if the shape is unchanged.
 #[derive(Module, Debug)]
 struct InvertedResidual {
     expand: Option<ConvNorm>,
@@ -77,7 +77,7 @@ impl InvertedResidual {
     }
 }
 
-/// The network.
+/// The MobileNetV2 network.
 #[derive(Module, Debug)]
 pub(crate) struct MobileNetV2 {
     stem: ConvNorm,
@@ -87,7 +87,7 @@ pub(crate) struct MobileNetV2 {
 }
 
 impl MobileNetV2 {
-    /// With burn's first weights.
+    /// Returns the network with burn's initial weights.
     pub(crate) fn new(in_channels: usize, num_classes: usize, device: &Device) -> Self {
         let mut c_in = 32;
         let mut blocks = Vec::new();
@@ -111,7 +111,7 @@ impl MobileNetV2 {
         }
     }
 
-    /// The logits.
+    /// Returns the logits.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = relu6(apply(&self.stem, images.into()));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));

@@ -1,9 +1,9 @@
 //! ViT-Ti/4: a vision transformer over patches of 4x4 pixels.
 //!
-//! In: `[N, H, W, C]` images of one size. Out: `[N, num_classes]` logits. Layers as timm has them:
-//! normalisation before each part, a class token, learned positions.
-//! Source: Dosovitskiy et al. 2020, arXiv 2010.11929; the size Ti is of Touvron et al. 2020, arXiv
-//! 2012.12877, table 1; the first positions are of Beyer et al. 2022, arXiv 2205.01580.
+//! In: `[N, H, W, C]` images of one size. Out: `[N, num_classes]` logits. The layers are timm's:
+//! pre-normalisation, a class token and learned positions.
+//! Source: Dosovitskiy et al. 2020, arXiv 2010.11929. Size Ti: Touvron et al. 2020, arXiv
+//! 2012.12877, table 1. Initial positions: Beyer et al. 2022, arXiv 2205.01580.
 
 use burn::module::{Initializer, Module, Param, ParamGroup};
 use burn::nn;
@@ -41,10 +41,12 @@ fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
     .into()
 }
 
-/// The first positions `[1 + grid * grid, CHANNELS]`: zeros for the class token, then sines and
-/// cosines of each patch's row and column. timm draws them with a deviation of 0.02, which patches
-/// of 0.6 drown: in its first 550 steps on shapes such a network stays at chance, where this one
-/// begins to learn at 350 (docs/benchmarks.md).
+/// Returns the initial positions `[1 + grid * grid, CHANNELS]`. The class token has zeros. Each
+/// patch has sines and cosines of its row and column.
+///
+/// timm draws positions with a deviation of 0.02, which is small compared with patches of 0.6. With
+/// timm's positions the network stays at chance for its first 550 steps on shapes. With these
+/// positions the loss begins to fall at step 350 (docs/benchmarks.md).
 fn positions(grid: usize, device: &Device) -> Param<Tensor<2>> {
     let frequencies = CHANNELS / 4;
     let mut values = vec![0.0_f32; CHANNELS];
@@ -60,7 +62,7 @@ fn positions(grid: usize, device: &Device) -> Param<Tensor<2>> {
     Param::from_data(TensorData::new(values, [grid * grid + 1, CHANNELS]), device)
 }
 
-/// Attention between tokens, then two linear layers of each, both around a shortcut.
+/// Attention between tokens, then two linear layers per token, each with a shortcut.
 #[derive(Module, Debug)]
 struct Block {
     norm1: LayerNorm,
@@ -93,7 +95,7 @@ impl Block {
     }
 }
 
-/// The network.
+/// The ViT-Ti/4 network.
 #[derive(Module, Debug)]
 pub(crate) struct VisionTransformer {
     patches: Linear,
@@ -105,8 +107,9 @@ pub(crate) struct VisionTransformer {
 }
 
 impl VisionTransformer {
-    /// For images of `size` x `size`, with timm's first weights but for the positions, tails not
-    /// cut; the branches of its last block are left out with probability `drop`, the others less.
+    /// Returns a network for images of `size` x `size`. Except for the positions, weights have
+    /// timm's initial values from an untruncated normal distribution. The last block's branches are
+    /// skipped with probability `drop`, earlier branches with less.
     pub(crate) fn new(
         size: usize,
         in_channels: usize,
@@ -130,9 +133,9 @@ impl VisionTransformer {
         }
     }
 
-    /// Returns the optimizer of `--optimizer custom`: Muon (Jordan et al. 2024) for the matrices of
-    /// its blocks, with steps of the size of AdamW (Liu et al. 2025, 2502.16982), and AdamW for all
-    /// other parameters.
+    /// Returns the optimizer of `--optimizer custom`. Muon (Jordan et al. 2024) updates the
+    /// matrices of the blocks, with steps of AdamW's size (Liu et al. 2025, arXiv 2502.16982).
+    /// AdamW updates all other parameters.
     pub(crate) fn optimizer() -> ModuleOptimizer {
         let muon = MuonConfig::new()
             .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
@@ -144,10 +147,10 @@ impl VisionTransformer {
             .with_group(matrices, muon, None)
     }
 
-    /// The logits.
+    /// Returns the logits.
     ///
     /// # Panics
-    /// When the images have another size than the network was made for.
+    /// If the images differ from the size that the network was created for.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [n, height, width, channels] = images.dims();
         let rows = height / PATCH;

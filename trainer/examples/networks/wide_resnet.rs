@@ -1,7 +1,7 @@
-//! WideResNet-28-10: normalisation and ReLU before each convolution, and ten times the channels.
+//! WideResNet-28-10: pre-activation blocks with ten times the channels of a ResNet.
 //!
-//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. Layers as the published code has
-//! them, without dropout.
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. The layers are those of the published
+//! code, without dropout.
 //! Source: Zagoruyko and Komodakis 2016, arXiv 1605.07146, table 1.
 
 use burn::module::Module;
@@ -20,7 +20,7 @@ fn conv(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> 
     conv.with_padding(Explicit(pad, pad, pad, pad)).init(device)
 }
 
-/// Two convolutions, each behind a normalisation and a ReLU, and the input or its projection added.
+/// Two convolutions, each after a normalisation and a ReLU, plus the input or its projection.
 #[derive(Module, Debug)]
 struct Block {
     norm1: BatchNorm,
@@ -53,7 +53,7 @@ impl Block {
     }
 }
 
-/// The network.
+/// The WideResNet network.
 #[derive(Module, Debug)]
 pub(crate) struct WideResNet {
     conv: Conv2d,
@@ -91,7 +91,7 @@ impl WideResNet {
         }
     }
 
-    /// The logits.
+    /// Returns the logits.
     pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self
             .blocks

@@ -5,6 +5,6 @@
 #[path = "../bodies.rs"]
 mod bodies;
 
-// The reader catches its library's panics, at which the fuzzer's own hook would end the process.
-// An uncaught panic still ends the process.
+// The reader catches panics of the Parquet library. The fuzzer's panic hook would abort before
+// that. An uncaught panic still ends the process.
 libfuzzer_sys::fuzz_target!(init: std::panic::set_hook(Box::new(|_| {})), |bytes: &[u8]| bodies::parquet(bytes));

@@ -1,11 +1,17 @@
-"""Prints what networks.rs expects: parameters and ten losses of the networks of examples/networks in f64.
+"""Prints the expected values of networks.rs, in f64, for the networks of examples/networks.
 
-In: nothing. Out: for each network the number of its parameters and the losses of ten steps of SGD. The layers are those of torchvision's
-mobilenet_v2, timm's convnext_tiny and vit_tiny, and the published wide_resnet; parameters stand in the order of the Rust modules.
-With --check: the same networks of these libraries (WideResNet of pytorchcv), given the same parameters, have the same outputs and losses.
-With --speed NAME BATCH: the images/s of training steps at 32 pixels as `networks bench --network NAME --batch-size-per-rank BATCH --threads 1` takes
-them, f32, channels-last, eager; run both in turn.
-Needs: torch, numpy; with --check torchvision, timm, pytorchcv.
+In: nothing. Out: for each network the number of parameters and the losses of ten steps of SGD.
+The layers are those of torchvision's mobilenet_v2, of timm's convnext_tiny and vit_tiny, and of
+the published wide_resnet. Parameters have the order of the Rust modules.
+
+With --check: compares outputs and losses with the libraries' networks and the same parameters.
+The library of WideResNet is pytorchcv.
+
+With --speed NAME BATCH: prints the images/s of training steps at 32 pixels, in f32,
+channels-last and eager mode. `networks bench --model NAME --batch-size-per-rank BATCH --threads 1`
+measures the same steps. Run both in turn.
+
+Needs: torch, numpy. --check also needs torchvision, timm and pytorchcv.
 """
 
 import re
@@ -101,7 +107,7 @@ class ConvNeXtBlock(nn.Module):
         self.norm = nn.LayerNorm(channels, 1e-6)
         self.pwconv1 = nn.Linear(channels, 4 * channels)
         self.pwconv2 = nn.Linear(4 * channels, channels)
-        # A parameter of the module itself would come first.
+        # A parameter of the block itself would come first in the order of parameters.
         self.scale = nn.Module()
         self.scale.gamma = nn.Parameter(torch.full((channels,), 1e-6))
 
@@ -177,7 +183,8 @@ class Vit(nn.Module):
         return self.head(self.norm(self.blocks(x)[:, 0]))
 
 
-# Name, how it is made, and the learning rate: small where steps amplify what f32 rounds, above all norms over so few values of depthwise layers.
+# Name, constructor and learning rate. The rate is small where steps amplify f32 rounding.
+# Norms over the few values of depthwise layers amplify it most.
 NETWORKS = (
     ("wide-resnet-28-10", lambda: WideResNet(28, 10), 0.00002),
     ("mobilenet-v2", MobileNetV2, 0.0000001),
@@ -185,7 +192,7 @@ NETWORKS = (
     ("vit-tiny", lambda: Vit(16), 0.0002),
 )
 
-# From our names of parameters to the library's; networks that are not here have them in the same order.
+# Renames parameters from Lockstep's names to the library's. Other networks have the same order.
 RENAMINGS = {
     "convnext-tiny": (
         (r"^stages\.(\d)", r"stages.\1.blocks"),
@@ -209,18 +216,19 @@ RENAMINGS = {
 
 
 def published(name):
-    """The library's network, in what the examples say changed for small images."""
+    """Returns the library's network, with the examples' changes for small images."""
     if name == "wide-resnet-28-10":
         from pytorchcv.models.wrn_cifar import get_wrn_cifar
 
         model = get_wrn_cifar(num_classes=10, blocks=28, width_factor=10)
-        # Not another network: of 16 pixels, not 32, less is left to be averaged.
+        # 16-pixel images leave a smaller map to average than 32-pixel images. The network is
+        # unchanged.
         model.features.final_pool = nn.AdaptiveAvgPool2d(1)
     elif name == "mobilenet-v2":
         from torchvision.models import mobilenet_v2
 
         model = mobilenet_v2(num_classes=10, dropout=0.0)
-        # Stem and second stage keep the size.
+        # The stem and the second stage have stride 1.
         model.features[0][0].stride = model.features[2].conv[1][0].stride = (1, 1)
     elif name == "convnext-tiny":
         from timm import create_model
@@ -231,13 +239,13 @@ def published(name):
     else:
         from timm import create_model
 
-        # Of size Ti, for other images and patches.
+        # Size Ti, with other image and patch sizes.
         model = create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, num_classes=10)
     return model.double().train()
 
 
 def give(name, ours, theirs):
-    """Copies our parameters; each of the library's gets one, of its shape."""
+    """Copies the parameters to the library's network, each to a parameter of the same shape."""
     found = dict(theirs.named_parameters())
     names = [name for name, _ in ours.named_parameters()]
     for pattern, replacement in RENAMINGS.get(name, ()):
@@ -247,7 +255,8 @@ def give(name, ours, theirs):
     for its_name, values in zip(names, ours.parameters(), strict=True):
         values = values.data.clone()
         if its_name == "patch_embed.proj.weight":
-            # A linear layer over the pixels of a window, rows first, against a convolution.
+            # Lockstep has a linear layer over a window's pixels, row by row. The library has a
+            # convolution.
             values = values.reshape(-1, 4, 4, 3).permute(0, 3, 1, 2)
         assert values.squeeze().shape == found[its_name].squeeze().shape, its_name
         found[its_name].data = values.reshape(found[its_name].shape).contiguous()
@@ -259,7 +268,7 @@ def check(name, make, learning_rate):
     assert count(ours) == count(theirs), (count(ours), count(theirs))
     images = torch.from_numpy(numbers(4 * 16 * 16 * 3, 0)).reshape(4, 3, 16, 16).double()
     off = {}
-    # The pass in training has moved the statistics that the one in evaluation takes.
+    # The training pass updates the statistics that the evaluation pass uses.
     for mode in (True, False):
         with torch.no_grad():
             a, b = (model.train(mode)(images) for model in (ours, theirs))

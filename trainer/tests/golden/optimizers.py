@@ -1,29 +1,37 @@
-"""Prints what trainer/src/step/optimizer/tests.rs expects: parameters after five steps of timm's LARS and LAMB, in f64.
+"""Prints the expected values of trainer/src/step/optimizer/tests.rs.
 
-In: nothing. Out: for each setting the parameters, flat in module order, rounded to f32. Needs: torch, timm 1.0, numpy.
+In: nothing. Out: for each setting the parameters after five steps of timm's LARS and LAMB.
+The steps are in f64. Parameters are printed flat, in module order, rounded to f32.
+Needs: torch, timm 1.0, numpy.
 
-timm's settings are those that make it our rule: no epsilon beside LARS's norms, no clipping in LAMB, the ratio for weights without decay
-too; what is spared decay is a group of its own, without ratio.
+The settings of timm give Lockstep's rules:
+- LARS adds no epsilon to the norms.
+- LAMB does not clip.
+- Weights without decay have the trust ratio too.
+- Parameters that are exempt from decay form a separate group without a ratio.
 """
 
 import numpy
 import torch
 from timm.optim import Lamb, Lars
 
-# A weight, a bias, and a weight of zeros, which has no ratio in the first step.
+# A weight, a bias, and a zero weight, which has no trust ratio in the first step.
 SHAPES = ((2, 2), (2,), (2, 1))
-# In the paper of LARS a rate is inside the velocity: only rates that change tell.
+# LARS's paper includes the learning rate in the velocity. Only changing rates show the difference.
 RATES = (0.1, 0.1, 0.05, 0.02, 0.2)
 
 
 def parameters():
-    """0.5, -1.25, 2, ... as in tests.rs."""
+    """Returns the parameters of tests.rs."""
     values = torch.tensor([0.5, -1.25, 2.0, 0.75, 1.5, -0.5, 0.0, 0.0], dtype=torch.float64)
     return [part.reshape(shape).clone() for part, shape in zip(values.split([4, 2, 2]), SHAPES)]
 
 
 def gradients(step):
-    """Eighths, exact in f32, as in tests.rs; of zeros for the first weight in step 2, which then has no ratio in LARS."""
+    """Returns the gradients of tests.rs: eighths, which f32 represents exactly.
+
+    In step 2 the first weight's gradient is zero, so that the weight has no ratio in LARS.
+    """
     values = [((5 * index + 9 * step) % 11 - 5) / 8 for index in range(8)]
     values[:4] = [0.0] * 4 if step == 2 else values[:4]
     parts = torch.tensor(values, dtype=torch.float64).split([4, 2, 2])
@@ -31,7 +39,7 @@ def gradients(step):
 
 
 def after_five_steps(make, weight_decay, decays_bias, **settings):
-    """Of timm's two ways, one tensor after the other and all at once, which have to agree."""
+    """Returns the result of timm's single-tensor and multi-tensor steps, which must agree."""
     found = []
     for foreach in (False, True):
         first, bias, second = tensors = parameters()

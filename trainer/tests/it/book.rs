@@ -1,5 +1,4 @@
-//! The book's reference against the program: its flags, and the files and keys that a real run
-//! writes.
+//! Compares the book's reference with the program: flags, and the files and keys of a real run.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +26,7 @@ fn the_page_of_flags_is_what_the_program_writes() {
     );
 }
 
-/// All files below a folder, by their paths in it.
+/// Returns all files below a folder, by their paths in the folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder)
         .unwrap()
@@ -43,7 +42,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The keys of a value, but those of options and those that are names of files.
+/// Returns the keys of a value, except keys of options and keys that are file names.
 fn keys(value: &Value, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(members) => members.iter().for_each(|(key, member)| {

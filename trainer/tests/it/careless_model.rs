@@ -1,5 +1,5 @@
-//! Mistakes of a custom model family that cause no error by themselves: norms that are not
-//! synchronised, logits in 16 bits, parameters that no pass uses.
+//! Mistakes of a custom model family that cause no error: norms that are not synchronised, logits
+//! in 16 bits, unused parameters.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use trainer::step::StepConfig;
 use crate::own_model::{Folder, Net, TINY, TinyArgs, evaluated, flags, on_root};
 use crate::stepper_under_test::{StepperUnderTest, one_shard, step_config, steps};
 
-/// A network with a part that no pass uses and logits in 16 bits; it says that it takes the pass's
-/// context, with burn's own norms.
+/// A network with an unused part and logits in 16 bits. It declares support for the pass context
+/// but has burn's norms.
 #[derive(Module, Debug)]
 struct Careless {
     net: Net,
@@ -38,7 +38,7 @@ impl ImageClassifier for Careless {
     }
 }
 
-/// The configured loss, of logits in f32.
+/// Returns the configured loss of logits in f32.
 #[derive(Debug)]
 struct OfF32(Arc<dyn Loss>);
 

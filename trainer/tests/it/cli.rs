@@ -1,4 +1,4 @@
-//! The accepted and refused flags and configuration files, with the remedies.
+//! Accepted and rejected flags and configuration files, with the remedies.
 
 // tidy: long file because accepted and refused flags are two tables.
 
@@ -31,7 +31,7 @@ fn train_args(flags: &str) -> TrainArgs {
     args.into_args().unwrap()
 }
 
-/// The network that a filled section names.
+/// Returns the name of the network that a complete section selects.
 fn network(model: &ModelSection) -> String {
     model.read::<ModelArgs>().unwrap().name()
 }
@@ -58,7 +58,7 @@ fn resolved(flags: &str) -> TrainConfig {
     resolved_for(flags, 1).unwrap_or_else(|error| panic!("{flags}: {error}"))
 }
 
-/// Asserts the values of `section.key=value` words; an empty value means an absent option.
+/// Asserts the values of `section.key=value` words. An empty value stands for an absent option.
 fn expect(config: &TrainConfig, expected: &str) {
     let settings: BTreeMap<String, String> = config.settings().into_iter().collect();
     for word in expected.split_whitespace() {
@@ -75,7 +75,7 @@ fn refusal(flags: &str) -> String {
     }
 }
 
-/// The flags laid over the file, on one rank.
+/// Resolves the flags on one rank, with priority over the configuration file.
 fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("run.toml");
@@ -83,7 +83,7 @@ fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
     resolved_for(&format!("--config {} {flags}", path.display()), 1)
 }
 
-/// Flag sets that between them use every option of `train`.
+/// Flag sets that together use every option of `train`.
 const VALID_FLAGS: [&str; 31] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
@@ -241,7 +241,7 @@ fn without_arguments_the_program_trains_resnet20_on_shapes() {
 fn what_config_prints_resolves_to_the_same_and_so_does_json() {
     for flags in VALID_FLAGS {
         for world_size in [1, 4] {
-            // `--resume` belongs to one start, not to the run.
+            // `--resume` belongs to one start and not to the run.
             let args = TrainArgs {
                 resume: false,
                 ..train_args(flags)
@@ -281,13 +281,14 @@ fn a_recipe_is_ordinary_options_below_the_file_and_the_flags() {
         &a3,
         "model.model=resnet50 data.resolution=160:224@eval schedule.epochs=8 optimizer.weight-decay=0.02",
     );
-    // Another data set and optimizer take what only served the recipe's with them.
+    // Another data set or optimizer removes the recipe's options that apply only to the replaced
+    // one.
     let other = resolved("--recipe imagenet-a3 --dataset shapes --optimizer sgd");
     expect(
         &other,
         "data.resolution= optimizer.weight-decay=0.0001 schedule.warmup-epochs=5.0",
     );
-    // Separate files of the same images are cropped alike.
+    // Separate files of the same images have the same cropping.
     let folder = resolved("--recipe imagenet-a3 --dataset image-folder --data-dir d --epochs 8");
     assert_eq!(folder.data.image_files(), a3.data.image_files());
     assert_eq!(folder.train_split, a3.train_split);
@@ -341,7 +342,7 @@ fn flags_win_over_the_file_and_a_changed_choice_drops_the_files_details_of_the_o
             "--reduction exact",
             "sync.reduction=exact",
         ),
-        // Whole numbers are fractions, too.
+        // A whole number is a valid fraction.
         (
             "[schedule]\nwarmup-epochs = 1\n[optimizer]\nlearning-rate = 1\n",
             "",
@@ -371,7 +372,7 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
         ("[compute]\ninput = \"gpu\"\n", &["`device`"]),
         ("[run]\nseed = -1\n", &["line 2"]),
         ("", &["got an empty file"]),
-        // A flag of another family of models, as the example's.
+        // A flag of another model family, such as the example's.
         (
             "[model]\nmodel = \"resnet20\"\nstem-channels = 4\n",
             &["`stem-channels`", "`depth`"],
@@ -527,7 +528,7 @@ fn the_default_batch_divides_among_any_number_of_ranks() {
     }
 }
 
-/// Flags, and the parts of their refusal on two ranks.
+/// Rejected flags on two ranks, and parts of the error message.
 const REFUSED: &str = "\
 --dataset cifar10 => --data-dir & --download & --dataset shapes
 --dataset image-folder => --data-dir & train/<class>
@@ -728,7 +729,7 @@ fn the_device_decides_who_makes_its_images_and_where_it_is_updated_unless_told()
             .to_toml()
             .contains("input = \"device\"")
     );
-    // A run that started on a GPU is resumed without one.
+    // A run that started on a GPU is resumed without a GPU.
     let file = "[compute]\ndevice = \"cuda\"\ninput = \"device\"\n[sync]\nupdate = \"device\"\n";
     let without = over_file(file, "--device flex").unwrap();
     assert_eq!(
@@ -788,7 +789,7 @@ fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
 #[test]
 fn a_measurement_refuses_what_its_step_would_not_do() {
     for (flags, world_size, parts) in [
-        // A step that several ranks are predicted from is updated where they meet.
+        // A prediction for several ranks needs a profile of a step that updates on the host.
         (
             "--profile-output p.json --update device",
             1,
@@ -819,7 +820,7 @@ fn a_measurement_refuses_what_its_step_would_not_do() {
             2,
             &["--virtual-shards", "a multiple of the 2 ranks"],
         ),
-        // Only Lockstep's own kernels compute anything again.
+        // Only Lockstep's kernels can recompute activations.
         (
             "--recompute norms --kernels stock",
             1,
@@ -964,7 +965,7 @@ fn the_hash_ignores_what_differs_between_machines_and_nothing_else() {
         hash(&format!("{cifar} a")),
         hash(&format!("{cifar} b --download"))
     );
-    // Root's are taken.
+    // The path may differ between ranks, because all ranks use root's weights.
     assert_eq!(hash("--weights a/w"), hash("--weights b/w"));
     for flags in [
         "--seed 1",

@@ -19,7 +19,7 @@ fn doctor_of(words: &str, output_dir: &Path) -> Command {
     trainer(&words, &[output_dir])
 }
 
-/// The row of the table that starts with `name`, and its verdict.
+/// Returns the row of the table that starts with `name`, and the row's verdict.
 fn verdict(table: &str, name: &str) -> String {
     let line = table
         .lines()
@@ -100,7 +100,7 @@ fn skipped_images_are_shown() {
 #[test]
 fn separate_worlds_fail_and_the_first_task_reports_for_all() {
     let directory = tempfile::tempdir().unwrap();
-    // Environments of srun --mpi=none and of another MPI's mpiexec.
+    // The environments of srun --mpi=none and of another MPI's mpiexec.
     for (tasks, rank) in [
         ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
         ("PMI_SIZE", "PMI_RANK"),
@@ -134,7 +134,7 @@ fn doctor_fetches_nothing() {
     );
 }
 
-/// Few test images, whose checksums are taken on every rank.
+/// A small number of test images. Every rank computes their checksums.
 const FEW: &str = "--shapes-test 8";
 
 fn arguments(output_dir: &Path, more: &[&str]) -> DoctorArgs {

@@ -1,4 +1,4 @@
-//! The average of the parameters: computed by hand, evaluated, saved, without effect on training.
+//! The moving average of parameters: manual computation, evaluation, saving, no effect on training.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use records::EvaluationByClass;
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::Checkpoint;
 
-/// As `TINY`, with an average to which every update adds a quarter.
+/// Returns the flags of `TINY` with an average in which each new value has a weight of a quarter.
 fn averaging(further: &str) -> TrainArgs {
     flags(&[TINY, "--ema-decay 0.75", further])
 }
@@ -24,7 +24,7 @@ fn network() -> ResNet {
     ResNetConfig::cifar(8).unwrap().init(0, &Device::flex())
 }
 
-/// The parameters of the saved model, and the saved ones in training.
+/// Returns the averaged parameters of the saved model, and the saved parameters in training.
 fn saved(run: &Run, step: u64) -> (Vec<f32>, Vec<f32>) {
     let checkpoint =
         Checkpoint::open(&run.directory().join(format!("checkpoints/step-{step:08}"))).unwrap();
@@ -35,7 +35,7 @@ fn saved(run: &Run, step: u64) -> (Vec<f32>, Vec<f32>) {
     )
 }
 
-/// The result of `eval` on the run's last checkpoint.
+/// Returns the result of `eval` on the run's last checkpoint.
 fn evaluated(run: &Run) -> EvaluationByClass {
     alone(&run.directory().join("checkpoints/step-00000010"), &[]).unwrap()
 }
@@ -92,7 +92,7 @@ fn a_resumed_run_goes_on_with_the_bits_of_the_average_and_of_the_parameters() {
         (resumed.parameter_hash(), model(&resumed)),
         (whole.parameter_hash(), model(&whole))
     );
-    // Without the average it would be another run's model.
+    // Another decay gives another model, so a resume rejects the decay.
     let error = stopped
         .again()
         .try_go(2, &averaging("--resume --ema-decay 0.5"))

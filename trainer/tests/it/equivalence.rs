@@ -1,5 +1,5 @@
-//! k ranks with N samples each compute what one rank computes with k N samples, for models without batch statistics and with
-//! synchronised ones.
+//! k ranks with N samples each give the result of one rank with k N samples. This holds for models
+//! without batch statistics and with synchronised batch statistics.
 
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ use trainer::model::ImageClassifier;
 use trainer::model::loss::CrossEntropy;
 use trainer::step::StepConfig;
 
-/// docs/numerics.md: relative L2 distance of the mean gradients.
+/// Relative L2 distance of the mean gradients (docs/numerics.md).
 const GRADIENT_TOLERANCE: f64 = 1e-5;
-/// docs/numerics.md: relative L2 distance of the parameters after two steps: Adam's first ones are signs, also of gradients that are
-/// roundings alone.
+/// Relative L2 distance of the parameters after two steps (docs/numerics.md). Adam's first steps
+/// are signs, even of gradients that are only rounding errors.
 const STEP_TOLERANCE: f64 = 1e-3;
 const GLOBAL_BATCH_SIZE: usize = 24;
-/// One full batch, and 5 samples: 3 ranks get 2, 2, 1 of them, 4 ranks 2, 1, 1, 1.
+/// One full batch and 5 more samples. 3 ranks get 2, 2 and 1 of them. 4 ranks get 2, 1, 1 and 1.
 const NUM_SAMPLES: usize = 29;
-/// One full batch, and 2 samples: of 3 and 4 ranks some get none.
+/// One full batch and 2 more samples. With 3 or 4 ranks, some ranks get none.
 const FEW_LEFT: usize = 26;
 
 /// A network without normalisation.
@@ -54,7 +54,8 @@ fn plain(device: &Device) -> Plain {
     }
 }
 
-/// The mean gradient of every step from the same parameters: with momentum and no decay, the first velocity is the gradient.
+/// Returns the mean gradient of every step from the same parameters. With momentum and without
+/// decay, the first velocity is the gradient.
 fn gradients<M: ImageClassifier + Sync>(
     model: &M,
     world_size: usize,
@@ -107,7 +108,7 @@ fn first_velocity<M: ImageClassifier>(
         },
         ..base
     };
-    // Each rank's own: a clone would share norm statistics with the other ranks' models.
+    // Each rank needs a separate model: a clone would share norm statistics with the other ranks.
     let model = model.valid().train();
     let mut stepper =
         StepperUnderTest::new(model, config, Arc::clone(communicator), &Device::flex());
@@ -130,7 +131,7 @@ fn assert_equivalent(one: &[Vec<f32>], many: &[Vec<f32>], what: &str) {
     }
 }
 
-/// Compares the gradients of one rank and of many, each with micro-batches of a size.
+/// Compares the gradients of one rank and of several ranks, for one size of micro-batches.
 fn assert_ranks_equal_one<M: ImageClassifier + Sync>(
     model: &M,
     sync_batch_norm: bool,
@@ -166,7 +167,7 @@ fn ranks_and_micro_batches_without_or_with_synchronised_norm_give_the_gradient_o
     assert_ranks_equal_one(&plain, false, NUM_SAMPLES, &[(1, 7), (2, 5), (3, 1)]);
 }
 
-/// The parameters after two steps.
+/// Returns the parameters after two steps.
 fn after_two_steps<M: ImageClassifier + Sync>(
     model: &M,
     optimizer: OptimizerChoice,

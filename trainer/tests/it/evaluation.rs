@@ -1,5 +1,5 @@
-//! Evaluation and prediction: the same model and data on all ranks, the training's classes,
-//! checkpoints that cannot be trusted.
+//! Evaluation and prediction: the same model and data on all ranks, the training's classes, and
+//! damaged checkpoints.
 
 use std::fs;
 use std::path::Path;
@@ -55,14 +55,14 @@ fn of_checkpoint(directory: &Path, further: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// The evaluation of one rank, or why there is none.
+/// Returns the evaluation of one rank, or the error.
 pub(crate) fn alone(directory: &Path, further: &[&str]) -> Result<EvaluationByClass, String> {
     evaluated(1, |_| of_checkpoint(directory, further))
         .swap_remove(0)
         .map_err(|error| format!("{error:#}"))
 }
 
-/// The words of the only error there is: all ranks have the same.
+/// Returns the error message, which must be the same on all ranks.
 fn refusal(results: Vec<Result<EvaluationByClass>>) -> String {
     let texts: Vec<String> = results
         .into_iter()
@@ -72,7 +72,8 @@ fn refusal(results: Vec<Result<EvaluationByClass>>) -> String {
     texts[0].clone()
 }
 
-/// A folder of images of these classes, the first ones darker than the last, of `offset` more grey.
+/// Writes a folder of images of these classes. Later classes are brighter, and `offset` brightens
+/// all classes.
 fn image_folder(classes: &[&str], offset: u8) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (split, count) in [("train", 4_u8), ("test", 2)] {
@@ -146,7 +147,7 @@ fn ranks_that_were_told_different_things_are_refused_alike_and_by_name() {
         text.contains("data.shapes-seed of rank 1 differs from root's: expected 0, got 5"),
         "{text}"
     );
-    // The number of loading threads is each rank's own.
+    // Each rank may have a different number of loading threads.
     let results = evaluated(2, |rank| {
         of_checkpoint(
             &runs[0].directory(),
@@ -194,7 +195,8 @@ fn another_data_set_is_looked_at_as_the_training_did_unless_flags_say_otherwise(
 fn images_to_train_on_are_neither_read_nor_needed_to_evaluate() {
     let folder = image_folder(&["cat", "dog", "eel"], 0);
     let shards = sharded(folder.path(), 100);
-    // Numbers are their names, of the training's number.
+    // Without a file of names, classes have numbers as names. The number of classes is the
+    // training's.
     fs::remove_file(shards.path().join("classes.txt")).unwrap();
     let of_training = [
         ("image-folder", folder.path().join("train")),
@@ -238,8 +240,8 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
     let expected = at(folder.path(), &[]).unwrap();
     assert_eq!(at(folder.path(), &by_position).unwrap(), expected);
 
-    // Each class alone, so that its label in the folder is another one: together they are the
-    // whole.
+    // Each class is evaluated in a separate folder, in which it has another label. The results add
+    // up to the result of the whole folder.
     let mut right = 0;
     let mut num_samples = 0;
     for class in ["cat", "dog", "eel"] {
@@ -261,7 +263,7 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
         (expected.scores.top1_correct, expected.scores.num_samples)
     );
 
-    // Other names are of no class of the model, unless labels are positions.
+    // Unknown class names are rejected unless labels are positions.
     let renamed = image_folder(&["dog", "eel", "zebra"], 0);
     let text = at(renamed.path(), &[]).unwrap_err();
     assert!(
@@ -330,7 +332,7 @@ fn images_that_cannot_be_read_are_reported_beside_the_predictions_of_the_others(
     }
 }
 
-/// The run's checkpoint with another configuration in its state, whole in every other way.
+/// Copies the run's checkpoint with a changed configuration. The copy is otherwise valid.
 fn with_config(run: &Run, change: impl FnOnce(&mut Value)) -> TempDir {
     let (found, _) = checkpoint::find(&run.directory()).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -458,7 +460,7 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
         (found.directory.ends_with(first), warnings.len()),
         (true, 0)
     );
-    // A newer checkpoint whose state cannot be read might be better: a warning names it.
+    // A newer checkpoint with an unreadable state might be better, so a warning names it.
     let state = checkpoints.join(last).join("state.json");
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, &text[..text.len() / 2]).unwrap();
@@ -482,7 +484,7 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
     );
     assert!(said.contains(first) && said.contains(last), "{said}");
 
-    // It may be gone, or be the newest one, or not the only one that is lost.
+    // The lost checkpoint may be absent, may be the newest, or may be one of several.
     mark("step-00000099");
     assert!(
         checkpoint::find(&run.directory())
@@ -518,6 +520,6 @@ fn a_best_checkpoint_that_is_not_whole_gives_way_to_the_newest_and_that_is_said(
         text.contains("no checkpoint") && text.contains(third) && text.contains(last),
         "{text}"
     );
-    // One that is named is the one that is meant.
+    // An explicitly named checkpoint is not replaced by another one.
     assert!(checkpoint::find(&checkpoints.join(last)).is_err());
 }

@@ -1,4 +1,4 @@
-//! `--gradient-noise` on ranks that are threads: what it takes from the buckets is what the gradients themselves give.
+//! `--gradient-noise` on thread-ranks: estimates from buckets equal estimates from whole gradients.
 
 use std::fs;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ const BATCHES: NoiseBatches = NoiseBatches {
     large: 24,
 };
 
-/// Relative error of a sum of a hundred thousand squares, in f64, of gradients in f32.
+/// Relative error of an f64 sum of a hundred thousand squares of f32 gradients.
 const TOLERANCE: f64 = 1e-5;
 
-/// After one step its velocities are the gradient.
+/// Returns a stepper whose velocities after one step equal the gradient.
 fn stepper(communicator: Arc<dyn Communicator>) -> StepperUnderTest {
     let optimizer = OptimizerChoice::Sgd(SgdConfig {
         weight_decay: 0.0,
@@ -41,7 +41,8 @@ fn stepper(communicator: Arc<dyn Communicator>) -> StepperUnderTest {
     )
 }
 
-/// A step of a whole batch, in two micro-batches on each of two ranks, and one of a partial batch.
+/// Returns a step of a whole batch and a step of a partial batch. Each of the two ranks has two
+/// micro-batches in the first step.
 fn steps_of(rank: usize) -> Vec<LoadedStep> {
     let shard = ShardConfig {
         shard_index: rank,
@@ -78,7 +79,7 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
             stepper.step(index, loaded).unwrap();
             noise.push(stepper.take_noise());
         }
-        // The partial batch has other sizes and does not count.
+        // The partial batch has another size and does not count.
         assert_eq!(noise[1].num_large, 0);
         noise[0]
     });

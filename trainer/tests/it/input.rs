@@ -1,15 +1,16 @@
-//! Training with images that the device makes of raw pixels gives the bits of training with images
-//! of the host.
+//! Training on images that the device makes from raw pixels gives the bits of training on images
+//! that the host makes.
 
 use crate::fixture::{Run, TINY, flags, run};
 use trainer::config::cli::TrainArgs;
 
-/// 104 images, so that the last step of the epoch has 8 of 24.
+/// 104 images, so that the last step of the epoch has 8 images instead of 24.
 fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--shapes-test 41 --augment crop-flip", further])
 }
 
-/// Returns what must be equal: all parameters, losses and answers of the last epoch, as bits.
+/// Returns the values that must be equal: all parameters, and the losses and correct answers of the
+/// last epoch, as bits.
 fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     let record = run.last_record();
     let test = record.test.as_ref().unwrap();
@@ -60,7 +61,7 @@ mod second_opinion {
 
     #[test]
     fn the_routes_are_equal_on_another_backend_too() {
-        // burn's convolutions take seconds for few images there.
+        // burn's convolutions on this backend take seconds even for few images.
         let few = "--epochs 1 --shapes-train 10 --shapes-test 4 --global-batch-size 6";
         assert_routes_are_equal(1, &format!("--device ndarray {few}"));
     }

@@ -1,4 +1,4 @@
-//! Runs that are stopped, killed, damaged or disturbed: their files, and how they continue.
+//! Runs that are stopped, killed, damaged or disturbed: their files, and their resumed sessions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--augment crop-flip", further])
 }
 
-/// Stops the tiny run at this read of the flag. Returns the steps of each rank, and the resumed run.
+/// Stops the tiny run at this read of the flag. Returns the steps of each rank and the resumed run.
 fn stopped_and_resumed(world_size: usize, num_looks: u64) -> (Vec<u64>, Run) {
     let stopped = Run::in_new_directory()
         .stopping_after(num_looks)
@@ -58,8 +58,8 @@ fn a_stop_at_any_moment_ends_all_ranks_at_one_step_and_the_rest_gives_the_same_b
     let whole = run(2, &tiny(""));
     let record = whole.last_record();
     assert_eq!(record.test.as_ref().unwrap().num_samples, 40);
-    // During the start, after the first step, with an epoch's last step, within the evaluation,
-    // with its last batch, at its end.
+    // Stops happen during the start, after the first step, at an epoch's last step, during the
+    // evaluation, at the evaluation's last batch, and at its end.
     for (num_looks, step) in [(0, 0), (1, 1), (5, 5), (6, 5), (7, 5), (8, 5), (9, 6)] {
         let (steps, resumed) = stopped_and_resumed(2, num_looks);
         assert_eq!(steps, [step, step], "after {num_looks} looks");
@@ -126,7 +126,7 @@ fn a_run_whose_lock_metrics_and_log_are_removed_has_all_records_and_a_log() {
     let mut training = Running(train.stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();
     let mut wait_for_epoch = || {
-        // Of an epoch after the removal, for both files.
+        // Waits until an epoch after the removal has written both files.
         while fs::metadata(path("metrics.jsonl")).map_or(true, |facts| facts.len() == 0)
             || !path("train.log").exists()
         {
@@ -226,7 +226,7 @@ fn a_damaged_checkpoint_is_set_aside_for_the_one_before_and_the_run_ends_with_th
         )
         .unwrap();
     };
-    // One is kept: were the damaged one counted, the new one would be removed in its favour.
+    // One checkpoint is kept. If the damaged one counted, the new one would be removed.
     let whole = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 1"));
     let two = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 2"));
     for (file, damage) in [
@@ -294,8 +294,8 @@ fn a_kill_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     let whole = run(1, &tiny(""));
     let folder = checkpoints(&whole);
     let rename = |from: &str, to: &str| fs::rename(folder.join(from), folder.join(to)).unwrap();
-    // Killed between the two renamings that put a new checkpoint in the place of an old one; while
-    // an old one was removed; while a new one was written.
+    // Cases: killed between the two renames that replace an old checkpoint, during the removal of
+    // an old checkpoint, or during the writing of a new one.
     rename("step-00000010", "step-00000010.replaced");
     rename("step-00000005", "step-00000005.removed");
     fs::remove_file(folder.join("step-00000005.removed/state.json")).unwrap();
@@ -305,7 +305,7 @@ fn a_kill_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
         "half",
     )
     .unwrap();
-    // A reader finds it, too, and renames nothing.
+    // A reader finds the checkpoint too, and renames nothing.
     assert_eq!(find(&whole.directory()).unwrap().0.state.progress.step, 10);
     assert!(folder.join("step-00000010.replaced").exists());
     let longer = tiny("--resume --epochs 2");
@@ -314,7 +314,7 @@ fn a_kill_while_a_checkpoint_is_replaced_or_removed_loses_nothing() {
     let store = CheckpointStore::new(&folder, 2);
     let newest = store.latest().unwrap().0.unwrap();
     assert_eq!(newest.state.progress.step, 10);
-    // The next checkpoint sweeps the remains away.
+    // The next checkpoint removes the remains.
     let tensors = newest.training_tensors().unwrap();
     let state = newest.state.clone();
     let model = fs::read(newest.model_path()).unwrap();
@@ -369,7 +369,7 @@ fn the_best_checkpoint_is_kept_though_its_run_was_killed_as_soon_as_it_was_in_pl
     };
     let best = || store.best().unwrap().unwrap().state.progress.step;
     assert_eq!(best(), 5);
-    // Only the new checkpoint itself has the mark of the best.
+    // Only the new checkpoint is marked as the best.
     fs::write(folder.join("best"), "step-00000005").unwrap();
     put(10, 0);
     assert_eq!(best(), 10);

@@ -1,4 +1,4 @@
-//! The commands that start other processes, and those that print the definitions of all flags, as typed on a login node.
+//! Commands that start other processes or print the definitions of all flags, as on a login node.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,14 +11,14 @@ use trainer::config::cli::Cli;
 
 use crate::fixture::{ended, ended_with, succeed, trainer};
 
-/// Returns the program with these words in a folder.
+/// Returns the program with these words, in a folder.
 fn within(folder: &TempDir, words: &str) -> Command {
     let mut command = trainer(words, &[]);
     command.current_dir(folder.path());
     command
 }
 
-/// Writes a program that does this.
+/// Writes a shell script with this body.
 fn stand_in(file: &Path, does: &str) {
     fs::write(file, format!("#!/bin/sh\n{does}\n")).unwrap();
     fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
@@ -55,7 +55,7 @@ fn a_job_that_loses_the_first_wish_to_stop_is_asked_again_and_so_is_its_script()
     let row = format!("|None|0:01|10:00|1|n1|night|{place}/job.sbatch");
     stand_in(&folder.path().join("sbatch"), "echo");
     stand_in(&folder.path().join("scontrol"), "echo");
-    // Slurm cannot signal a step that is only being started.
+    // The first `scancel` fails, because Slurm cannot signal a step that is still starting.
     stand_in(
         &folder.path().join("scancel"),
         &format!("echo \"$*\" >>{place}/asked; [ $(wc -l <{place}/asked) = 2 ]"),
@@ -126,7 +126,7 @@ fn bash_completes_commands_and_flags() {
     let script = folder.path().join("trainer.bash");
     fs::write(&script, succeed(within(&folder, "completions bash"))).unwrap();
     let offered = |line: &str| {
-        // What bash does when TAB is pressed at the end of the line.
+        // The script does the work of bash after TAB at the end of the line.
         let text = format!(
             "source '{}'\nCOMP_WORDS=({line})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
              _trainer trainer \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD - 1]}}\"\n\

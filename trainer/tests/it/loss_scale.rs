@@ -1,4 +1,4 @@
-//! Training with a factor on the loss, in f32 and in f16, on ranks that are threads.
+//! Training with a loss scale, in f32 and f16, on thread-ranks.
 
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ fn a_resumed_run_in_f16_ends_with_the_bits_and_the_scale_of_an_undisturbed_one()
     assert_eq!(resumed.test, whole.test);
 }
 
-/// A scale that no gradient in f16 bears: every step of it is left out.
+/// A scale at which every gradient overflows f16, so that every step is skipped.
 const OVERFLOWS: &str =
     "--shapes-train 24 --global-batch-size 2 --dtype f16 --loss-scale 16777216 --epochs 1";
 
@@ -126,7 +126,7 @@ fn no_checkpoint_has_parameters_that_asynchronous_servers_made_of_gradients_that
 
 const NUM_STEPS: usize = 12;
 
-/// One sample for each of two ranks in a step.
+/// Returns steps with one sample for each of two ranks.
 fn steps(rank: usize) -> Vec<LoadedStep> {
     let shard = ShardConfig {
         shard_index: rank,
@@ -160,7 +160,7 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let rank = communicator.rank();
         let mut stepper = stepper(communicator, LossScaling::Dynamic);
-        // As much as the scale can ever be, which no gradient of these in f16 bears.
+        // The largest possible scale, at which every gradient overflows f16.
         let largest =
             r#"{"is_dynamic":true,"factor":16777216,"num_good_steps":0,"num_overflows":0}"#;
         let (model, state) = (stepper.model().clone(), stepper.optimizer_state());

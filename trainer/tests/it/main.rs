@@ -1,4 +1,5 @@
-//! The trainer's tests but those of the fuzz corpus, in one program: one link, and the tensor library compiled into it once.
+//! All tests of the trainer except those of the fuzz corpus. One program links the tensor library
+//! once.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 

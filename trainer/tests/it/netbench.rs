@@ -10,7 +10,7 @@ use trainer::commands::netbench::netbench;
 use trainer::config::cli::Command;
 use trainer::config::{BenchConfig, Family};
 
-/// What so many thread-ranks measure with these words and write.
+/// Runs `netbench` with these words on thread-ranks. Returns the result in the written file.
 fn measured(world_size: usize, words: &str, path: &Path) -> NetbenchResult {
     let words = format!("netbench {words} --output {}", path.display());
     let Command::Netbench(args) = parsed(&words) else {

@@ -1,7 +1,7 @@
-//! The networks of examples/networks compute what PyTorch computes: golden/networks.py printed the
-//! numbers, in f64.
+//! Compares the networks of examples/networks with PyTorch. golden/networks.py printed the expected
+//! numbers in f64.
 
-// Other parts of the program are not used here.
+// The other parts of these files are unused here.
 #[allow(dead_code)]
 #[path = "../../examples/networks/convnext.rs"]
 mod convnext;
@@ -30,7 +30,7 @@ use ten_losses::ten_losses;
 use vit::VisionTransformer;
 use wide_resnet::WideResNet;
 
-/// Each of ten steps of SGD starts from the rounding of the ones before.
+/// Tolerance for losses. Rounding errors accumulate over the ten steps of SGD.
 const TOLERANCE: f32 = 1e-5;
 
 fn check<M: Module>(
@@ -108,8 +108,8 @@ fn mobilenet_v2_has_pytorchs_parameters_and_ten_losses() {
         };
         context.scope(|| ten_losses(model, 16, 0.0000001, dtype, &device, MobileNetV2::forward))
     };
-    // Norms over so few values of depthwise layers lose digits: in f32, PyTorch's too, the
-    // gradients are right to a hundredth. In f64 burn's own operations compute them.
+    // Norms over the few values of depthwise layers lose digits. In f32, even PyTorch's gradients
+    // have a relative error of a hundredth. In f64, burn's operations compute these norms.
     let losses = ten_losses(model.clone(), FloatDType::F64, Kernels::Stock);
     compare("mobilenet-v2 in f64", &losses, expected, TOLERANCE);
     compare(
@@ -188,8 +188,9 @@ fn the_transformers_own_optimizer_turns_matrices_of_blocks_and_steps_all_else_by
             .map(|place| f64::from(after[place] - before[place]))
             .collect();
         if entry.path.contains("blocks") && entry.path.ends_with(".weight") {
-            // Muon's five iterations leave singular values of 0.7 to 1.2, and few of those that a
-            // gradient of two images has not; times 0.2 sqrt(longer side).
+            // Muon's five iterations bring singular values to 0.7 to 1.2. A gradient of two images
+            // is rank-deficient, and most missing singular values stay near zero. The step is
+            // scaled by 0.2 sqrt(longer side).
             let longer = entry.shape.iter().copied().fold(0, usize::max) as f64;
             let shorter = entry.shape.iter().copied().fold(usize::MAX, usize::min) as f64;
             let norm = moved.iter().map(|value| value * value).sum::<f64>().sqrt()
@@ -201,8 +202,8 @@ fn the_transformers_own_optimizer_turns_matrices_of_blocks_and_steps_all_else_by
             );
             matrices += 1;
         } else {
-            // Adam's first step is the rate wherever the gradient is large compared with its epsilon of
-            // 1e-5.
+            // Adam's first step equals the rate wherever the gradient is far larger than the
+            // epsilon of 1e-5.
             let largest = moved
                 .iter()
                 .fold(0.0_f64, |largest, value| largest.max(value.abs()));

@@ -1,4 +1,4 @@
-//! Steps with a loss or gradient that is not finite, skipped on all ranks.
+//! Steps whose loss or gradient is not finite. All ranks skip such steps.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 4;
 
-/// Returns the synchronisation of two ranks with these flags.
+/// Returns the synchronisation settings of two ranks with these flags.
 fn sync(options: &str) -> SyncConfig {
     TrainConfig::resolve(&flags(&["--model resnet8 --bucket-mib 0.02", options]), 2)
         .unwrap()
         .sync_config()
 }
 
-/// Runs the steps, of which `broken` has a bad pixel on rank 1 and `left_out` is omitted. Returns
-/// the state of both ranks.
+/// Runs the steps and returns the state of both ranks. Step `broken` has a bad pixel on rank 1, and
+/// step `left_out` is omitted.
 fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
     train_by(
         &StepConfig {
@@ -35,7 +35,7 @@ fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize
     )
 }
 
-/// As [`train`], with other settings of a step.
+/// Runs like [`train`], with other step settings.
 fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
     let num_shards = how.sync.method.virtual_shards().unwrap_or(2);
     run_ranks(2, |communicator| {

@@ -1,4 +1,4 @@
-//! Runs with other optimizers than SGD, on ranks that are threads: resuming, reductions, learning.
+//! Runs with optimizers other than SGD on thread-ranks: resume, reductions, learning.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Loops without the trainer, over models of every kind of part: on any number of ranks the
-//! parameters of one process with the whole batch.
+//! Custom loops over models with every kind of layer. Any number of ranks gives the parameters of
+//! one process with the whole batch.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ const NUM_SAMPLES: usize = 6;
 const NUM_STEPS: usize = 3;
 const SIDE: usize = 6;
 
-/// Layers of `layers` and of burn, one used twice, one streamed, one frozen, one that no pass uses.
+/// Layers of `layers` and of burn: one used twice, one with a gradient hook, one frozen, one
+/// unused.
 #[derive(Module, Debug)]
 struct Net {
     conv: Conv2d,
@@ -36,7 +37,7 @@ struct Net {
 }
 
 impl Net {
-    /// The same values on every rank, under ids that are not.
+    /// Returns a model with the same values but different parameter ids on every rank.
     fn new(device: &Device) -> Self {
         let linear = |d_output| LinearConfig::new(8, d_output).init(device);
         let net = Self {
@@ -77,7 +78,8 @@ impl Net {
         });
         let x = global_avg_pool(x);
         let x = with_gradient_hook(&self.streamed, &x).forward(x);
-        // Its gradient is the sum over both uses: it is taken after the pass.
+        // The gradient is the sum over both uses, so the hook is off and the reducer takes it
+        // afterwards.
         let x = PassContext {
             hook: None,
             ..PassContext::current()
@@ -119,12 +121,12 @@ impl Reparameterizer for Scaled {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Plain,
-    /// The second step begins with a record, whose parameters have other ids.
+    /// A model loaded from a record before the second step, so that parameters have other ids.
     Loaded,
     Reparameterized,
 }
 
-/// Samples of so many, as one rank has them, with their targets.
+/// Returns these samples with their targets, as one rank has them.
 fn batch(samples: std::ops::Range<usize>, device: &Device) -> (Tensor<4>, Tensor<2>) {
     let of = |len: usize, rate: f32| {
         samples
@@ -143,7 +145,7 @@ fn batch(samples: std::ops::Range<usize>, device: &Device) -> (Tensor<4>, Tensor
     )
 }
 
-/// The parameters after some steps of SGD.
+/// Returns the parameters after some steps of SGD.
 fn trained(
     communicator: Arc<dyn Communicator>,
     kind: Kind,
@@ -170,7 +172,7 @@ fn trained(
         reducer: Some(Arc::new(NormReducer::new(Arc::clone(&communicator), true))),
         hook: has_hook.then_some(hook),
     };
-    // Uneven parts.
+    // The ranks have different numbers of samples.
     let cut = |rank| NUM_SAMPLES * rank * rank / communicator.world_size().pow(2);
     let own = cut(communicator.rank())..cut(communicator.rank() + 1);
     let mut optimizer = SgdConfig::new().init();

@@ -1,7 +1,6 @@
-//! A program's own model family, of burn's stock layers: its flags, runs, checkpoints,
-//! measurements, and what it refuses.
+//! A custom model family of burn's stock layers: flags, runs, checkpoints, measurements, errors.
 
-// tidy: long file because one family of an own model goes through every command
+// tidy: long file because one custom model family goes through every command
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -32,7 +31,7 @@ use crate::fixture::{bitmap, flags as flags_of_resnet, silent};
 pub(crate) const TINY: &str =
     "--shapes-train 48 --shapes-test 16 --global-batch-size 16 --schedule constant --threads 1";
 
-/// A basic block as pytorch-cifar names its parts.
+/// A basic block with pytorch-cifar's names of parts.
 #[derive(Module, Debug)]
 struct Block {
     conv1: Conv2d,
@@ -160,7 +159,7 @@ struct LabelArgs {
     label: Option<String>,
 }
 
-/// Supports `--dtype`, and is named by its flag.
+/// A family that supports `--dtype` and that a flag names.
 struct LabelledFamily;
 
 impl ModelFamily for LabelledFamily {
@@ -214,7 +213,7 @@ fn predict_flags(words: &str) -> PredictArgs {
     args
 }
 
-/// Returns the result of root, or its error.
+/// Returns root's result or error.
 pub(crate) fn on_root<T: Send>(
     num_ranks: usize,
     work: impl Fn(&World) -> Result<T> + Sync,
@@ -238,7 +237,7 @@ fn run(directory: &Path, num_ranks: usize, words: &str) -> Result<Outcome<Net>, 
     on_root(num_ranks, |world| train::<TinyFamily>(&args, world))
 }
 
-/// The hash of the parameters that the run ends with.
+/// Returns the hash of the run's final parameters.
 fn trained(directory: &Path, num_ranks: usize, words: &str) -> Result<String, String> {
     run(directory, num_ranks, words).map(|outcome| outcome.parameter_hash)
 }
@@ -519,7 +518,7 @@ fn a_checkpoint_evaluates_and_predicts_as_its_model_did_at_the_end_of_training()
     }
 }
 
-/// Returns the answer of the model for an image of this grey, of the size of its training.
+/// Returns the model's output for an image of this grey level. The image has the training's size.
 fn probabilities_of_grey(model: &Net, value: u8) -> Vec<f32> {
     let data = ShapesDataset::new(48, 16, 0).unwrap();
     let ImageShape {

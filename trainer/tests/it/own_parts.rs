@@ -1,5 +1,5 @@
-//! Parts that a program brings (optimizer, loss, metric, data set), and parts of a model that are
-//! trained otherwise than the rest.
+//! Custom parts (optimizer, loss, metric, data set), and parts of a model with a separate
+//! optimizer.
 
 #[allow(dead_code)]
 #[path = "../../examples/own_parts.rs"]
@@ -45,7 +45,7 @@ fn own_parts_learn_their_stripes_and_their_metric_stands_in_the_records() {
     let record = run.last_record();
     let test = record.test.as_ref().unwrap();
     assert!(test.top1 > 0.95, "{record:?}");
-    // As many images of both classes.
+    // Both classes have the same number of images.
     assert_eq!(test.metrics["mean_class_accuracy"], test.top1);
     let lines = fs::read_to_string(run.directory().join("metrics.jsonl")).unwrap();
     assert!(
@@ -81,8 +81,7 @@ fn an_own_optimizer_gives_the_same_bits_on_any_number_of_ranks_and_across_a_rest
     );
 }
 
-/// The same networks and images with an optimizer that remembers something else, and for so many
-/// classes less.
+/// The same networks and images with another optimizer state and `CLASSES_LESS` fewer classes.
 struct Other<const CLASSES_LESS: usize>;
 
 impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {
@@ -215,7 +214,7 @@ fn what_a_program_does_not_bring_and_what_its_parts_ignore_is_refused_before_any
     }
 }
 
-/// The parameters of `part` after a run.
+/// Returns the parameters of `part` after a run.
 fn part(run: &Run, part: &str) -> Vec<f32> {
     let model = &run.outcomes()[0].model;
     let trained = ParameterLayout::new(model);

@@ -6,7 +6,7 @@ use std::thread;
 use trainer::world::launch::{Start, launch};
 use trainer::world::panics::caught;
 
-/// Variable with the kind of panic of the separate process.
+/// Environment variable with the kind of panic of the separate process.
 const KIND: &str = "LOCKSTEP_TEST_PANIC";
 
 #[test]

@@ -31,7 +31,7 @@ fn gradients_of_a_step_of_several_passes_leave_in_the_last() {
         ),
         (4, Some(3), 12)
     );
-    // What changes a step is told, of the sizes and of how it is computed, and nothing that does not.
+    // The result contains all options that affect a step's sizes or computation, and no others.
     let told: Vec<&str> = result.options.keys().map(String::as_str).collect();
     let expected = "batch_norm convolution cpu grad_accum_steps image_size input num_classes overlap recompute reduction shortcut sync update";
     assert_eq!(
@@ -87,7 +87,7 @@ fn a_measured_step_is_written_and_predicted_from() {
         ),
         (269_722, 4 * 269_722)
     );
-    // The classifier's gradient is there long before the first convolution's.
+    // The classifier's gradient is ready long before the first convolution's.
     let ready = |name: &str| {
         file.parameters
             .iter()
@@ -100,7 +100,7 @@ fn a_measured_step_is_written_and_predicted_from() {
     );
     assert!(!file.kernel_seconds.is_empty());
 
-    // Beside each kernel's time stands what it takes alone.
+    // The table compares each kernel's time in a step with the kernel's isolated time.
     let result: BenchResult = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     let is_of_layers =
         |name: &&String| !["global average", "linear layer, gradients"].contains(&name.as_str());
@@ -125,7 +125,7 @@ fn a_measured_step_is_written_and_predicted_from() {
     );
     assert!(text.contains("x their isolated time"), "{text}");
 
-    // What bench prints is what --measured reads.
+    // `--measured` reads the output of `bench`.
     std::fs::write(path("runs.txt"), &text).unwrap();
     let words = format!(
         "predict-scaling --profile {} --network ib-edr,1gbe --ranks 1,8 --output {} --measured {} --json",

@@ -1,4 +1,4 @@
-//! The program itself, started as a user starts it: a short run's files, signals, evaluation, prediction, refusals.
+//! The program as a user starts it: files of a short run, signals, evaluation, prediction, errors.
 
 use crate::fixture::{bitmap, ended, ended_with, last_line_as_json, succeed, trainer};
 use std::path::Path;
@@ -15,7 +15,7 @@ fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// `cargo test` builds them; with `--test it` alone they may be absent or older.
+/// `cargo test` builds these programs. With `--test it` they may be absent or outdated.
 #[test]
 fn the_examples_of_own_models_start_as_no_flag_of_theirs_is_a_general_one() {
     for name in ["networks", "own_model", "own_parts"] {
@@ -38,7 +38,7 @@ fn the_examples_of_own_models_start_as_no_flag_of_theirs_is_a_general_one() {
 #[test]
 fn a_process_without_a_launcher_initialises_no_mpi() {
     let directory = tempfile::tempdir().unwrap();
-    // No ssh, no folder for temporary files, no home: Open MPI could start nothing here.
+    // Without ssh, a folder for temporary files or a home, Open MPI cannot start anything.
     let mut command = trainer(
         &format!("{TINY} --epochs 1 --output-dir"),
         &[&directory.path().join("run")],
@@ -196,8 +196,9 @@ fn what_is_computed_again_takes_no_memory_and_leads_to_the_same_parameters() {
             .iter()
             .all(|(hash, _)| *hash == none.0)
     );
-    // In units of an activation of 16 channels, 6 MiB: 17.5 for the convolutions' results, of which `convolutions` holds a few, and half as many
-    // for what the blocks gave, of which `norms` holds those of one stage after the other.
+    // The unit is an activation of 16 channels, 6 MiB. The convolutions' outputs take 17.5 units,
+    // of which `convolutions` keeps a few. The blocks' outputs take half as many, of which `norms`
+    // keeps one stage at a time.
     let saved = [&norms, &convolutions].map(|(_, mib)| none.1 - mib);
     assert!(
         saved[0] >= 20 && saved[1] >= 60,
@@ -215,7 +216,7 @@ fn a_watch_until_the_end_succeeds_only_if_the_run_has_finished() {
         (code, text.contains("stopped with a checkpoint"))
     };
     assert_eq!(code(), (Some(0), false));
-    // A copy that has the summary first.
+    // A copy may write the summary before the manifest.
     let manifest = std::fs::File::options()
         .append(true)
         .open(run.join("manifest.json"))
@@ -245,7 +246,7 @@ fn a_checkpoint_evaluates_to_what_training_measured_and_predicts() {
     assert_eq!(eval["num_samples"], 40);
     assert_eq!(eval["top1_correct"], metrics["test"]["top1_correct"]);
     assert_eq!(eval["top5_correct"], metrics["test"]["top5_correct"]);
-    // The two sum the samples in batches of another size.
+    // `eval` and the run's test sum the samples in batches of different sizes.
     let (eval_loss, test_loss) = (
         eval["loss"].as_f64().unwrap(),
         metrics["test"]["loss"].as_f64().unwrap(),

@@ -21,13 +21,14 @@ fn report(code: i32, inputs: &[&Path], output: &Path, more: &[&str]) -> String {
     ended_with(code, command)
 }
 
-/// Writes a report that must succeed; its page.
+/// Writes a report, which must succeed, and returns its page.
 fn page(inputs: &[&Path], output: &Path, more: &[&str]) -> String {
     report(0, inputs, output, more);
     fs::read_to_string(output.join("index.html")).unwrap()
 }
 
-/// A study with two cells of speeds, a cell that is the run, a prediction and a line that a crash tore.
+/// Writes a study: two cells of speeds, a cell with the run, a prediction and a line cut by a
+/// crash.
 fn study(folder: &Path, run: &Run) -> PathBuf {
     let study = folder.join("study");
     let of_run = study.join("runs/train/r1a1/run");
@@ -126,7 +127,7 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
     assert!(
         page.contains("1 of 6 lines cannot be read") && page.contains("the machine was not quiet")
     );
-    // Nothing is fetched: the only addresses are names of XML.
+    // The page loads nothing: its only addresses are XML namespaces.
     assert!(
         !page
             .replace("http://www.w3.org/2000/svg", "")
@@ -174,7 +175,7 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
     let index: Value =
         serde_json::from_str(&fs::read_to_string(output.join("report.json")).unwrap()).unwrap();
     assert_eq!(index["schema"], "lockstep.report/1");
-    // Each of two ranks has a bar.
+    // Each of the two ranks has a bar.
     assert_eq!(csv_lines(&output.join("figures/step-time-2.csv")).len(), 3);
     assert!(page.contains("run.seed"), "the seeds differ");
     let entries = fs::read_dir(folder.path()).unwrap().count();

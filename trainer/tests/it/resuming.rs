@@ -1,5 +1,4 @@
-//! Resuming with other options, a longer plan, changed data or an altered state, on threads as
-//! ranks.
+//! Resumes with other options, a longer plan, changed data or an altered state, on thread-ranks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -156,7 +155,7 @@ fn an_epoch_of_skipped_steps_is_saved_and_resumed() {
     let run = Run::in_new_directory();
     let untested =
         |run: Run, with: &str| format!("{:#}", run.try_go(1, &flags(&[broken, with])).unwrap_err());
-    // The first step's update breaks the parameters, and every step after it is left out.
+    // The first step's update breaks the parameters, so every later step is skipped.
     for with in ["", "--resume"] {
         assert!(untested(run.again(), with).contains("epoch 3: the test loss is not finite"));
         let records = metrics(&run);
@@ -245,7 +244,7 @@ fn a_finished_run_without_its_checkpoints_is_not_started_over_its_records() {
         text.contains("has finished but has no checkpoint; restore"),
         "{text}"
     );
-    // Nor after a later session has renamed the summary.
+    // The same holds after a later session has renamed the summary.
     fs::rename(
         ended.directory().join("summary.json"),
         ended.directory().join("summary-1.json"),
@@ -269,9 +268,10 @@ fn a_checkpoint_of_another_version_is_refused_and_not_skipped_as_damaged() {
     let run = run(1, &tiny("--checkpoint-every-steps 3 --keep-checkpoints 99"));
     let folder = newest(&run).directory;
     replace(&folder.join("state.json"), "\"format\": 3", "\"format\": 4");
-    // Its checksum is wrong, so it counts as damaged, and the run continues from the one before.
+    // The checksum is wrong, so the checkpoint counts as damaged. The run resumes from an older
+    // one.
     assert!(told(&run, &tiny("--resume")).is_empty());
-    // Another version may have other names for its fields.
+    // Another version may have other field names.
     replace(&folder.join("state.json"), "\"progress\"", "\"advance\"");
     sign(&folder);
     let before = files(&run);
@@ -300,7 +300,7 @@ fn a_checkpoint_that_is_due_by_steps_is_written_where_its_step_ends_an_epoch_too
             .map(|name| name.strip_prefix("step-").unwrap().parse().unwrap())
             .collect::<Vec<u32>>()
     };
-    // Five steps an epoch.
+    // An epoch has five steps.
     assert_eq!(steps(5), [5, 10, 15, 20]);
     assert_eq!(steps(3), [3, 6, 9, 12, 15, 18, 20]);
 }
@@ -330,7 +330,7 @@ fn a_resume_of_independent_ranks_on_another_number_is_a_warning() {
 
 #[test]
 fn a_length_in_epochs_that_is_no_short_binary_fraction_is_read_back_as_it_was_written() {
-    // The one-cycle schedule rises for 0.3 of the epochs: 9.299999999999999 of 31.
+    // The one-cycle schedule rises during 0.3 of the epochs: 9.299999999999999 of 31.
     let long = tiny("--schedule one-cycle --epochs 31 --shapes-train 8 --global-batch-size 8");
     let stopped = Run::in_new_directory().stopping_after(1).go(1, &long);
     let resumed = stopped
@@ -382,7 +382,7 @@ fn a_stretched_schedule_stays_stretched_in_the_resumes_after_it() {
         "{}",
         told(&base, &stretch)
     );
-    // Stopped before it has a checkpoint of the new plan.
+    // The run stops before it has a checkpoint of the new plan.
     base.again().stopping_after(0).go(1, &stretch);
     let ended = base.again().go(1, &flags(&["--resume"]));
     assert_eq!(ended.outcomes()[ROOT].progress.epoch, 3);
@@ -507,7 +507,7 @@ fn a_run_continues_with_fewer_or_more_images_if_changed_data_are_allowed() {
         let words = format!(
             "--dataset image-folder --model resnet8 --global-batch-size 4 --epochs 2 --augment none --data-dir {directory}"
         );
-        // Of ten steps an epoch it has made seven.
+        // The run has done seven of ten steps of the epoch.
         let begun = Run::in_new_directory()
             .stopping_after(7)
             .go(world_size, &flags(&[&words]));
@@ -529,7 +529,7 @@ fn a_run_continues_with_fewer_or_more_images_if_changed_data_are_allowed() {
         let last = 2 * steps_per_epoch - 1;
         let rate = 0.05 * (1.0 + (std::f64::consts::PI * last as f64 / (last + 1) as f64).cos());
         assert!((resumed.last_record().learning_rate - rate).abs() < 1e-12);
-        // What it left agrees with itself.
+        // A second resume accepts the resumed run's files.
         resumed
             .again()
             .go(world_size, &flags(&[&words, "--resume"]));

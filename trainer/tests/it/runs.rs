@@ -1,4 +1,4 @@
-//! Whole runs of small networks on threads as ranks: determinism, resuming, world sizes, learning.
+//! Whole runs of small networks on thread-ranks: determinism, resume, world sizes, learning.
 
 use std::sync::{Arc, Mutex};
 
@@ -69,7 +69,7 @@ impl ImageDataset for Noting {
 #[test]
 fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
     let splits = ShapesDataset::new(10, 40, 1).unwrap();
-    // 40 samples fill no whole number of global batches on any of these.
+    // 40 samples are not a multiple of the global batch size on any of these numbers of ranks.
     let how = EvaluateConfig {
         micro_batch_size: 7,
         loader_threads: 1,
@@ -117,7 +117,7 @@ fn a_gradient_that_is_not_finite_stops_all_ranks_and_names_the_step_and_the_rank
     let errors = runs_of(2, &tiny("--learning-rate 1e30 --warmup-epochs 0"));
     for error in errors {
         let text = format!("{:#}", error.unwrap_err());
-        // The first update makes the parameters so large that the next step's loss is no number.
+        // The first update makes the parameters so large that the next step's loss is NaN.
         assert!(
             text.starts_with("step 2: non-finite loss or gradient on ranks 0, 1 ("),
             "{text}"

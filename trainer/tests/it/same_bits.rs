@@ -1,7 +1,7 @@
 //! Runs whose bits do not depend on the CPU or the C library, compared with constants.
 //!
-//! `cargo xtask test --only bits` repeats the first test on an emulated processor without AVX-512,
-//! and with another C library's roundings.
+//! `cargo xtask test --only bits` repeats the first test on an emulated CPU without AVX-512, and
+//! with another C library.
 
 use burn_resnet::Isa;
 
@@ -10,7 +10,7 @@ use crate::shards::photographs;
 
 const EXACT: &str = "--cpu avx2 --reduction exact --virtual-shards 2 --epochs 1 --warmup-epochs 0 --schedule cosine";
 
-/// Returns the parameter hash, and the losses of training and testing.
+/// Returns the parameter hash, the training losses and the test losses.
 fn bits(run: &Run) -> (String, [f64; 2]) {
     let record = run.last_record();
     (

@@ -1,4 +1,4 @@
-//! Sessions of a run: their files, time and images, and which options can change.
+//! Sessions of a run: files, time, number of images, and options that may change.
 
 use std::fs;
 
@@ -30,7 +30,7 @@ fn the_files_of_a_session_are_kept_under_its_number_by_the_next() {
 fn a_resume_without_steps_left_keeps_the_position_for_watch() {
     let with_val = tiny("--val-fraction 0.25");
     let done = run(1, &with_val);
-    // The final test is repeated.
+    // The resumed session repeats the final test.
     fs::remove_file(done.directory().join("evaluation.json")).unwrap();
     done.again().go(1, &flags(&["--resume"]));
     let text = fs::read_to_string(done.directory().join("progress.json")).unwrap();
@@ -73,7 +73,7 @@ fn the_images_and_the_time_of_an_epoch_are_those_of_all_sessions_that_trained_it
             .unwrap()
             .images
     };
-    // Of 104 images four whole batches of 24 are trained.
+    // Training uses four whole batches of 24 of the 104 images.
     let whole = run(1, &tiny("--drop-last"));
     assert_eq!(num_images(&whole), 2 * 96);
     let stopped = Run::in_new_directory()
@@ -266,7 +266,7 @@ fn a_trace_that_cannot_be_written_in_the_end_costs_the_run_nothing_else() {
 fn sessions_are_numbered_once_and_removed_when_the_run_starts_again() {
     let run = run(1, &tiny(""));
     let path = |name: &str| run.directory().join(name);
-    // A start on a full disk leaves this.
+    // A start on a full disk leaves this file.
     fs::copy(path("manifest.json"), path("manifest-1.json")).unwrap();
     run.again()
         .go(1, &tiny("--resume --epochs 3 --schedule-epochs 2"));
@@ -298,13 +298,13 @@ fn a_run_is_not_resumed_for_fewer_epochs_than_it_has_begun() {
         words.contains("expected --epochs 2 or more") && words.contains("got 1"),
         "{words}"
     );
-    // Stopped in the first epoch: that one can still be the last.
+    // A run that stops in its first epoch can still end with that epoch.
     let stopped = Run::in_new_directory().stopping_after(2).go(1, &tiny(""));
     stopped.again().go(1, &tiny(&format!("--resume {shorter}")));
 }
 
-/// Writes a folder of two classes with four images each in train and test, which are read on
-/// demand. Returns it with the flags of a run on it.
+/// Writes a folder of two classes, each with four images in train and in test, read on demand.
+/// Returns the folder with the flags of a run on it.
 fn folder_read_on_demand() -> (tempfile::TempDir, String) {
     let data = tempfile::tempdir().unwrap();
     for split in ["train", "test"] {

@@ -1,5 +1,5 @@
-//! Runs on tar shards and Parquet files have the bits of runs on the folder of the same images,
-//! also after a kill and a resume.
+//! Runs on tar shards and Parquet files have the bits of runs on a folder of the same images. The
+//! bits are also equal after a kill and a resume.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -33,7 +33,8 @@ impl Running {
         self.0.try_wait().unwrap().is_none()
     }
 
-    /// Sends these signals, a moment apart. Returns the exit code, or `None` if the process stays.
+    /// Sends these signals with short pauses. Returns the exit code, or `None` if the process
+    /// stays.
     pub(crate) fn code_after(mut self, signals: &[&str]) -> Option<i32> {
         for signal in signals {
             self.signal(signal);
@@ -63,7 +64,7 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
             .spawn()
             .unwrap(),
     );
-    // Opened as soon as the other end is.
+    // The open returns as soon as the program has opened the other end.
     let _writer = OpenOptions::new().write(true).open(&pipe).unwrap();
     assert_eq!(waiting.code_after(&["TERM", "TERM"]), Some(143));
     let run = Run::in_new_directory();
@@ -73,10 +74,10 @@ fn a_second_sigterm_ends_a_program_that_waits_for_its_options_and_only_stops_one
     assert!(run.directory().join("summary.json").exists());
 }
 
-/// Starts a long training of this run, in a shell that executes `before` first.
+/// Starts a long training of this run, in a shell that first executes `before`.
 fn trained_after(before: &str, run: &Run) -> Running {
-    // A signal that is ignored when a program starts stays ignored, as SIGHUP where the tests run
-    // under nohup.
+    // A signal that is ignored at a program's start stays ignored. SIGHUP is ignored if the tests
+    // run under nohup.
     let program = program();
     let mut shell = Command::new("env");
     shell
@@ -102,7 +103,7 @@ fn trained_after(before: &str, run: &Run) -> Running {
     )
 }
 
-/// Waits for the first step, after which the program stops in order.
+/// Waits for the first step. From then on a signal leads to an orderly stop.
 fn await_step(run: &Run) {
     let start = Instant::now();
     while !run.directory().join("progress.json").exists() {
@@ -141,7 +142,7 @@ fn a_checkpoint_beyond_the_limit_of_a_files_size_is_an_error_that_names_it_and_l
     let run = Run::in_new_directory();
     let mut training = trained_after("true", &run);
     await_step(&run);
-    // From now on only: what MPI writes at its start is larger.
+    // The limit applies only from now on, because MPI writes larger files at its start.
     let limit = ["--fsize=65536:65536", "--pid", &training.0.id().to_string()];
     assert!(
         Command::new("prlimit")

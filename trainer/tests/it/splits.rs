@@ -1,4 +1,4 @@
-//! Validation splits, early ends, class weights and balanced draws, on ranks that are threads.
+//! Validation splits, early stopping, class weights and balanced sampling, on thread-ranks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +34,7 @@ fn by_class(run: &Run) -> EvaluationByClass {
         .unwrap()
 }
 
-/// Two classes of grey images in these splits, of each so many a class.
+/// Writes a folder of grey images: two classes in each split, with this number of images per class.
 fn folder(splits: &[(&str, u8)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (split, count) in splits {
@@ -80,7 +80,7 @@ fn a_run_with_a_val_split_chooses_by_it_and_measures_the_test_split_once_on_any_
             assert_eq!(outcome.progress.best.as_ref(), Some(&best));
             assert_eq!(outcome.test.as_ref(), Some(&test));
         }
-        // The same model and images by eval, whose val split is that of the run.
+        // `eval` uses the same model and images, because its val split is the run's.
         let of = |split: &[&str]| alone(&run.directory(), split).unwrap();
         let (of_test, of_val, of_train) =
             (of(&[]), of(&["--split", "val"]), of(&["--split", "train"]));
@@ -97,7 +97,7 @@ fn a_run_with_a_val_split_chooses_by_it_and_measures_the_test_split_once_on_any_
             ),
             ("val", "train", 78)
         );
-        // Whole numbers over all ranks.
+        // The sums over all ranks are whole numbers.
         let file = by_class(&run);
         assert_eq!(
             (file.split.as_str(), file.epoch, file.scores.top1_correct),
@@ -155,7 +155,7 @@ fn a_stop_within_the_test_measurement_is_made_good_by_the_next_session_and_a_fin
         }
     }
     assert!(stopped_in_test > 0);
-    // What the next session takes over is what this one has written.
+    // The next session reuses the results in this session's file.
     let path = whole.directory().join("evaluation.json");
     let mut file: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     file["top1"] = 0.125.into();
@@ -169,7 +169,7 @@ fn a_stop_within_the_test_measurement_is_made_good_by_the_next_session_and_a_fin
 
 #[test]
 fn patience_ends_a_run_on_all_ranks_at_once_and_counts_on_after_a_stop() {
-    // Of 26 images there are at most 27 accuracies, each better than the one before.
+    // 26 images allow at most 27 increasing accuracies.
     let args = |further: &str| {
         tiny(&format!(
             "--val-fraction 0.25 --epochs 40 --patience 1 --schedule constant {further}"
@@ -280,7 +280,7 @@ fn splits_of_files_are_found_named_or_refused() {
         "{text}"
     );
 
-    // Without a val split the test split chooses, and keeps its name.
+    // Without a val split, the test split selects the best epoch and keeps its name.
     let two = folder(&[("train", 6), ("test", 3)]);
     let of_two = run(1, &of_folder(two.path(), "--monitor val-loss"));
     let summary = summary(&of_two);
@@ -411,7 +411,8 @@ fn equal_weights_of_any_size_are_as_good_as_none_whichever_way_ranks_synchronise
                 run.last_record().train_loss.unwrap(),
             )
         };
-        // Of mixed images the mean is over the samples, as PyTorch's of class probabilities.
+        // The loss of mixed images is the mean over samples, as PyTorch's loss of class
+        // probabilities.
         let weight = if method.contains("mixup") { "1" } else { "3" };
         let weights = [weight; 10].join(",");
         let (got, loss) = parameters(&format!("--class-weights {weights}"));

@@ -1,4 +1,4 @@
-//! A rank that takes single steps, so that a test can inspect it between them.
+//! A rank that runs single steps, so that a test can inspect the state between steps.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use trainer::model::ImageClassifier;
 use trainer::step::OptimizerState;
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
 
-/// Momentum and decay.
+/// Momentum and weight decay.
 pub(crate) const SGD: SgdConfig = SgdConfig {
     momentum: 0.9,
     nesterov: false,
@@ -47,19 +47,19 @@ pub(crate) const OTHER_OPTIMIZERS: [OptimizerChoice; 3] = [
     OptimizerChoice::Lamb(ADAM),
 ];
 
-/// SGD and no other option.
+/// Returns a configuration with SGD and default options.
 pub(crate) fn step_config() -> StepConfig {
     StepConfig::new(OptimizerChoice::Sgd(SGD), SyncConfig::default())
 }
 
-/// A small network with normalisation, with the same weights each time.
+/// Returns a small network with normalisation, with the same weights in each call.
 pub(crate) fn resnet8(device: &Device) -> ResNet {
     ResNetConfig::cifar(8)
         .unwrap()
         .init(3, &device.clone().autodiff())
 }
 
-/// The first epoch of this many samples on one rank.
+/// Returns a one-rank shard of the first epoch with this number of samples.
 pub(crate) fn one_shard(num_samples: usize, global_batch_size: usize) -> ShardConfig {
     ShardConfig {
         seed: 5,
@@ -68,7 +68,7 @@ pub(crate) fn one_shard(num_samples: usize, global_batch_size: usize) -> ShardCo
     }
 }
 
-/// All steps of a shard of drawn figures.
+/// Returns all steps of a shard of the shapes data set.
 pub(crate) fn steps(
     shard: ShardConfig,
     micro_batch_size: usize,
@@ -84,7 +84,7 @@ pub(crate) fn steps(
         .collect()
 }
 
-/// The step with this value in a pixel of its last micro-batch.
+/// Returns the step with this value in a pixel of its last micro-batch.
 pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
     let Some(Pixels::Normalised(pixels)) = loaded
         .micro_batches
@@ -97,10 +97,10 @@ pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
     loaded
 }
 
-/// Everything that a step changes.
+/// All values that a step changes.
 pub(crate) type State = ([Vec<u32>; 3], Option<u64>);
 
-/// A stepper whose steps have one learning rate.
+/// A stepper whose steps all have the same learning rate.
 pub(crate) struct StepperUnderTest<M = ResNet>(Stepper<M>);
 
 impl<M: ImageClassifier> StepperUnderTest<M> {
@@ -113,12 +113,12 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
         Self(Stepper::new(model, config, communicator, device).unwrap())
     }
 
-    /// The step with this number.
+    /// Runs the step with this number.
     pub(crate) fn step(&mut self, step: usize, loaded: LoadedStep) -> Result<StepEnd> {
         self.step_at(0.02, step, loaded)
     }
 
-    /// The same at another learning rate.
+    /// Runs the step at another learning rate.
     pub(crate) fn step_at(
         &mut self,
         learning_rate: f64,
@@ -143,8 +143,8 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
         read(&model, &ParameterLayout::state(&model))
     }
 
-    /// Returns everything that a step changes: the bits of parameters, moments and norm statistics, so
-    /// that NaN equals NaN; and the number of updates, if the rule uses it.
+    /// Returns all values that a step changes: the bits of parameters, moments and norm statistics,
+    /// so that NaN equals NaN, and the number of updates if the rule uses it.
     pub(crate) fn state(&self) -> State {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
         let OptimizerState {

@@ -1,5 +1,5 @@
-//! A model of burn's layers with gradient hooks and a reducer: equal on any ranks; a wrong use is
-//! refused.
+//! A model of burn's layers with gradient hooks and a reducer: equal results on any number of
+//! ranks, and errors for wrong use.
 
 use std::sync::Arc;
 

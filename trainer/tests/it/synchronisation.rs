@@ -1,4 +1,4 @@
-//! Properties of `--sync`, `--reduction`, `--compress` and `--overlap`, on ranks that are threads.
+//! Properties of `--sync`, `--reduction`, `--compress` and `--overlap`, on thread-ranks.
 
 use std::fs;
 
@@ -8,7 +8,8 @@ use distributed::replica::{ParameterLayout, fingerprint, read};
 use trainer::config::cli::TrainArgs;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore};
 
-/// The last of the five steps of an epoch has 8 samples, fewer than some runs have ranks times shards.
+/// Returns flags of epochs with five steps. The last step has 8 samples, which in some runs is less
+/// than ranks times shards.
 fn tiny(further: &str) -> TrainArgs {
     flags(&[
         TINY,
@@ -17,7 +18,7 @@ fn tiny(further: &str) -> TrainArgs {
     ])
 }
 
-/// Twenty steps of ResNet-20, the last of one sample.
+/// Twenty steps of ResNet-20. The last step has one sample.
 const EXACT: &str = "--reduction exact --virtual-shards 4 --model resnet20 --shapes-train 153 --global-batch-size 8 --epochs 1 \
                      --eval-every-epochs 1";
 
@@ -41,7 +42,7 @@ fn assert_replicas_are_equal(run: &Run, what: &str) {
     );
 }
 
-/// The steps of a run that all ranks left together.
+/// Returns the number of steps of a run, which must be the same on all ranks.
 fn num_steps(run: &Run, what: &str) -> u64 {
     let outcomes = run.outcomes().iter();
     let steps: Vec<u64> = outcomes.map(|outcome| outcome.progress.step).collect();
@@ -129,7 +130,7 @@ fn overlap_does_not_change_a_bit() {
 
 #[test]
 fn a_synchronous_parameter_server_gives_the_bits_of_an_allreduce_in_rank_order() {
-    // Its buckets are smaller, which does not matter to a sum in rank order.
+    // The server's buckets are smaller, which does not change a sum in rank order.
     let expected = hash(3, "--reduction mpi");
     for servers in ["1", "2", "3"] {
         assert_eq!(
@@ -143,7 +144,7 @@ fn a_synchronous_parameter_server_gives_the_bits_of_an_allreduce_in_rank_order()
         expected,
         "staleness 0"
     );
-    // Three workers, the other two ranks only serve.
+    // Three ranks are workers. The other two ranks are only servers.
     let own = "--sync parameter-server --servers 2 --server-placement own";
     assert_eq!(hash(5, own), expected, "servers on ranks of their own");
 }
@@ -167,7 +168,7 @@ fn asynchronous_workers_count_every_update_and_end_with_equal_replicas() {
         );
         assert_replicas_are_equal(&run, bound);
         let staleness = run.outcomes()[ROOT].staleness.clone().unwrap();
-        // Three workers, ten steps, and in every step each bucket once.
+        // Three workers send each bucket once in each of ten steps.
         let num_updates: u64 = staleness.iter().sum();
         assert!(
             num_updates > 0 && num_updates.is_multiple_of(30),
@@ -189,7 +190,7 @@ fn a_parameter_server_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undis
 
 #[test]
 fn independent_ranks_stop_together_when_one_of_them_is_asked_to() {
-    // Local SGD stops before the next average of its own.
+    // Local SGD stops before its next average.
     for (options, at) in [
         ("--sync async-parameter-server --staleness 2", 4),
         ("--sync async-parameter-server", 4),
@@ -217,7 +218,8 @@ fn independent_ranks_stop_together_when_one_of_them_is_asked_to() {
 
 #[test]
 fn local_sgd_that_averages_every_step_without_momentum_is_synchronous_descent() {
-    // 96 samples: every rank has as many as the others in every step. One epoch, as what rounding differs in grows with each step.
+    // 96 samples give every rank the same number in every step.
+    // The run has one epoch, because rounding differences grow with each step.
     let plain = "--momentum 0 --limit-train 96 --epochs 1";
     let expected = run(2, &tiny(plain));
     let local = run(2, &tiny(&format!("{plain} --sync local-sgd --every 1")));
@@ -240,7 +242,7 @@ fn local_sgd_ends_with_equal_replicas_and_learns() {
     assert!(loss < 2.3, "{loss}");
 }
 
-/// With two steps of warm-up, if the compression has one.
+/// Every compression, with two warm-up steps where the compression has a warm-up.
 const COMPRESSIONS: [&str; 4] = [
     "--compress bf16",
     "--compress f16",
@@ -271,7 +273,7 @@ fn every_compression_trains_and_a_sixteen_bit_wire_stays_near_the_plain_sum() {
     }
 }
 
-/// A checkpoint every step, all kept.
+/// Returns the flags of a compressed run that keeps a checkpoint of every step.
 fn compressed(compress: &str) -> String {
     format!("{compress} --checkpoint-every-steps 1 --keep-checkpoints 99")
 }
@@ -281,7 +283,7 @@ fn a_compressed_run_resumed_inside_an_epoch_ends_with_the_bits_of_an_undisturbed
     for compress in COMPRESSIONS {
         let options = compressed(compress);
         let whole = run(2, &tiny(&options));
-        // In the warm-up, if there is one, and after it.
+        // Step 1 is in the warm-up, if the compression has one. Step 3 is after the warm-up.
         for step in [1, 3] {
             let copy = whole.with_checkpoint_alone(step);
             let resumed = copy.go(2, &tiny(&format!("{options} --resume")));

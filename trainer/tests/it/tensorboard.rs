@@ -1,5 +1,5 @@
-//! Gradients and images in the event file of a run. TensorBoard itself reads such files in
-//! `xtask/src/report_suite.rs`.
+//! Gradients and images in a run's event file. `xtask/src/report_suite.rs` reads such files with
+//! TensorBoard.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn events(world_size: usize, with: &str) -> Vec<u8> {
     bytes
 }
 
-/// Returns the bytes after each place of the tag.
+/// Returns the bytes after each occurrence of the tag.
 fn after<'a>(bytes: &'a [u8], tag: &'a str) -> Vec<&'a [u8]> {
     let places = bytes
         .windows(tag.len())
@@ -28,8 +28,8 @@ fn after<'a>(bytes: &'a [u8], tag: &'a str) -> Vec<&'a [u8]> {
     places.map(|(at, _)| &bytes[at + tag.len()..]).collect()
 }
 
-/// Returns the number of steps with a histogram of the classifier's gradient, and checks that none
-/// is all zero: the least value comes first in a histogram, and a zero would be omitted.
+/// Returns the number of steps with a histogram of the classifier's gradient, and asserts that no
+/// histogram is all zero. A histogram starts with its least value, and a zero would be omitted.
 fn num_gradients(bytes: &[u8]) -> usize {
     let histograms = after(bytes, "gradients/linear.weight");
     for histogram in &histograms {
@@ -53,7 +53,7 @@ fn gradients_are_shown_of_the_last_step_of_an_epoch_or_of_every_n_steps() {
     ] {
         let with = format!("--device flex {sync}");
         assert_eq!(num_gradients(&events(world_size, &with)), 2, "{with}");
-        // Steps 4, 5, 8 and 10.
+        // The steps are 4, 5, 8 and 10.
         assert_eq!(
             num_gradients(&events(
                 world_size,
@@ -89,7 +89,7 @@ fn a_speed_that_no_session_measured_is_in_no_curve() {
     let folder = tempfile::tempdir().unwrap();
     let events = folder.path().display();
     let words = format!("--warmup-steps 0 --tensorboard {events}");
-    // Within the evaluation of the first epoch.
+    // The stop is during the evaluation of the first epoch.
     let stopped = Run::in_new_directory()
         .stopping_after(7)
         .go(1, &flags(&[TINY, &words]));

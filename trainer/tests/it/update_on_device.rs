@@ -1,4 +1,5 @@
-//! A rank that its device updates trains as one that is updated in main memory, and loses no result.
+//! Training with updates on the device equals training with updates on the host and loses no
+//! result.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 5;
 
-/// Largest difference of parameters, velocities and losses, relative to the largest: roundings only.
+/// Largest difference of parameters, velocities and losses, relative to the largest value. Only
+/// rounding may differ.
 const TOLERANCE: f64 = 2e-5;
 
 const DECAYING: SgdConfig = SgdConfig {
@@ -29,7 +31,7 @@ const DECAYING: SgdConfig = SgdConfig {
     ..SGD
 };
 
-/// An epsilon far above roundings: a gradient that is a rounding would otherwise give a direction.
+/// An epsilon far above rounding errors. A rounding error would otherwise determine a step's sign.
 const ADAM: AdamConfig = AdamConfig {
     beta1: 0.9,
     beta2: 0.99,
@@ -113,7 +115,7 @@ fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
 }
 
 fn assert_updates_agree(what: &str, device: &Device, change: impl Fn(&mut StepConfig)) {
-    // Another backend takes seconds for a step.
+    // Other backends take seconds per step.
     let num_steps = if *device == Device::flex() {
         NUM_STEPS
     } else {
@@ -134,7 +136,7 @@ fn assert_updates_agree(what: &str, device: &Device, change: impl Fn(&mut StepCo
     .into_iter()
     .enumerate()
     {
-        // SGD has none on either side.
+        // SGD has no second moments on either side.
         if name != "second moments" || !(host[index].is_empty() && on_device[index].is_empty()) {
             assert_close(
                 &format!("{what}: {name}"),
@@ -232,7 +234,7 @@ fn a_loss_that_is_not_finite_ends_the_run_at_the_next_step_and_names_its_own() {
     );
 }
 
-/// A thousand times cross entropy: f16 bears none of its gradients at the largest loss scale.
+/// A thousand times the cross entropy. Its gradients overflow f16 at the largest loss scale.
 #[derive(Debug)]
 struct Steep;
 
@@ -383,13 +385,13 @@ mod second_opinion {
     }
 }
 
-/// Runs in its own process (the filter `captured`), since whole runs let the process capture.
+/// Tests for a separate process (the filter `captured`), because whole runs enable captures.
 #[cfg(feature = "wgpu")]
 mod captured {
     use super::*;
     use burn::tensor::DeviceKind;
 
-    /// Parameters, moments, norm statistics, losses.
+    /// Parameters, moments, norm statistics and losses.
     fn course(optimizer: OptimizerChoice, device: &Device, records: bool) -> [Vec<f32>; 4] {
         layers::backend::Switches {
             no_capture: !records,
@@ -404,7 +406,7 @@ mod captured {
         let of = |num_samples, batch| {
             crate::stepper_under_test::steps(one_shard(num_samples, batch), batch, Augment::None)
         };
-        // Five full batches and a short one, twice; then batches of another size.
+        // The batches are five full ones and a short one, twice, then batches of another size.
         let steps = [of(5 * 8 + 3, 8), of(5 * 8 + 3, 8), of(5 * 4, 4)].concat();
         let mut losses = Vec::new();
         for (index, loaded) in steps.into_iter().enumerate() {

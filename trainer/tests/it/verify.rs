@@ -25,7 +25,7 @@ fn the_reference_learns_in_flat_memory_also_from_short_batches() {
 fn wrong_numbers_fail_with_exit_code_1() {
     let directory = tempfile::tempdir().unwrap();
     let mut fixture = std::fs::read(Path::new(GOLDEN).join("resnet8.safetensors")).unwrap();
-    // The sign or the least bits of a thousand numbers: of weights or gradients.
+    // Flips bits of a thousand weights or gradients.
     let middle = fixture.len() / 2;
     fixture[middle..middle + 4000]
         .iter_mut()
@@ -37,7 +37,7 @@ fn wrong_numbers_fail_with_exit_code_1() {
         directory.path().display()
     );
     let text = verify(1, &words, &file);
-    // The failing comparison names the changed weights.
+    // The name of the failing comparison identifies the changed weights.
     assert!(
         text.contains("WRONG: ") && text.contains("linear.weight "),
         "{text}"
@@ -75,7 +75,7 @@ mod second_opinion {
             .collect()
     }
 
-    /// The test below runs the checks with many steps, which are slow on this backend.
+    /// The test below runs checks with many steps, which are slow on this backend.
     #[test]
     fn another_backend_computes_what_the_reference_computes() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! `trainer verify-run`: a repetition has the run's bits; the first step that differs is named.
+//! `trainer verify-run`: a repetition has the run's bits. The report names the first step that
+//! differs.
 
 use std::fs;
 use std::path::Path;
@@ -13,12 +14,12 @@ use crate::fixture::{
     Run, TINY, bitmap, ended, ended_with, flags, make_pipe, run, silent, trainer, write_images,
 };
 
-/// Returns the words of a repetition on one rank that ends with this code.
+/// Returns the output of a repetition on one rank, which must exit with this code.
 #[track_caller]
 fn says(directory: &Path, further: &str, code: i32, words: &[&str]) -> String {
     let command = trainer(&format!("verify-run {further}"), &[directory]);
     let text = ended_with(code, command);
-    // The table breaks lines.
+    // The table wraps lines.
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         words.iter().all(|word| text.contains(word)),
@@ -80,7 +81,7 @@ fn neither_event_files_nor_an_idle_resume_make_a_repetition_differ() {
     assert_eq!(fs::read_dir(events.path()).unwrap().count(), 1);
 }
 
-/// Repeats a run of two ranks, which is to be equal in every step that it kept.
+/// Repeats a run of two ranks. All kept steps must be equal.
 fn repeats_on_two(run: &Run, steps: usize) {
     assert_eq!(hashes(run).lines().count(), steps);
     let args = VerifyRunArgs {
