@@ -1,16 +1,16 @@
-//! The arithmetic codes of sequential and progressive scans.
+//! Arithmetic decoding of sequential and progressive scans.
 //!
-//! In: bytes without their stuffing. Out: the values of blocks. Invariant: any bytes are read
-//! safely.
-//! Source: ITU-T T.81, annexes D, F.1.4.4 and G.1.3; the registers are those of libjpeg's
+//! In: entropy-coded bytes without stuffing. Out: the coefficients of blocks.
+//! Invariant: all bytes are read safely.
+//! Source: ITU-T T.81, annexes D, F.1.4.4 and G.1.3. The registers are those of libjpeg's
 //! `jdarith.c`.
 
 use super::coefficients::Coefficients;
 use super::header::{Scan, Tables};
 
-/// Table D.3. The two high bytes of a state are the size of the less probable interval. Then come
-/// the next state after the more probable outcome, a bit that exchanges both outcomes, and the next
-/// state after the less probable one.
+/// Probability states (table D.3). The two high bytes are the size of the less probable interval.
+/// The third byte is the next state after the more probable outcome. The highest bit of the low
+/// byte swaps the outcomes. Its other bits are the next state after the less probable outcome.
 #[rustfmt::skip]
 const STATES: [u32; 114] = [
     0x5A1D_0181, 0x2586_020E, 0x1114_0310, 0x080B_0412, 0x03D8_0514, 0x01DA_0617, 0x00E5_0719, 0x006F_081C,
@@ -30,16 +30,16 @@ const STATES: [u32; 114] = [
     0x59EB_6FF0, 0x5A1D_7171,
 ];
 
-/// The state of a decision, and in the highest bit the more probable outcome.
+/// State of a binary decision. The highest bit is the more probable outcome.
 type Bin = u8;
 
-/// The state of an even decision, which never changes.
+/// The fixed state of a decision with equal probabilities.
 const EVEN: Bin = 113;
 
-/// The interval of the code, and the bytes that follow.
+/// Registers of the decoder and the remaining bytes.
 struct Registers<'a> {
     bytes: &'a [u8],
-    /// Relative to the interval, with `shift` bits more.
+    /// Code relative to the interval's start, with `shift` more bits.
     code: u32,
     interval: u32,
     shift: i32,
@@ -55,7 +55,7 @@ impl<'a> Registers<'a> {
         }
     }
 
-    /// Reads bytes until the interval has 16 bits. Zeros at the end are not written.
+    /// Reads bytes until the interval has 16 bits. Encoders omit zeros at the end.
     fn widen(&mut self) {
         while self.interval < 0x8000 {
             self.shift -= 1;
@@ -66,7 +66,7 @@ impl<'a> Registers<'a> {
                     .map_or(0, |byte| u32::from(*byte));
                 self.code = self.code << 8 | byte;
                 self.shift += 8;
-                // The first two bytes.
+                // The first decision needs two bytes.
                 if self.shift < 0 {
                     self.shift += 1;
                     if self.shift == 0 {
@@ -90,7 +90,8 @@ impl<'a> Registers<'a> {
         if !is_upper && self.interval >= 0x8000 {
             return probable != 0;
         }
-        // The upper interval is the less probable one, unless it is the larger one.
+        // The upper interval is the less probable outcome, unless it is larger than the lower
+        // interval.
         let is_probable = is_upper == (self.interval < size);
         if is_upper {
             self.code -= bound;
@@ -110,14 +111,14 @@ impl<'a> Registers<'a> {
     }
 }
 
-/// The arithmetic coder of a scan.
+/// Arithmetic decoder of a scan.
 pub(super) struct Arithmetic<'a> {
     tables: &'a Tables,
     scan: &'a Scan,
     is_progressive: bool,
     registers: Registers<'a>,
     means: [u16; 4],
-    /// For each component, the first bin of its next difference of means.
+    /// First bin of the next DC difference, for each component.
     contexts: [usize; 4],
     dc_bins: [[Bin; 64]; 4],
     ac_bins: [[Bin; 256]; 4],
@@ -222,7 +223,7 @@ impl<'a> Arithmetic<'a> {
         let bins = &mut self.ac_bins[table];
         let [mut place, last] = self.scan.places;
         let one = 1i16 << self.scan.bits[1];
-        // Where the block ended in the scans before.
+        // Last nonzero coefficient that earlier scans decoded.
         let end = (1..=last)
             .rev()
             .find(|place| block[*place] != 0)
@@ -252,7 +253,8 @@ impl<'a> Arithmetic<'a> {
     }
 }
 
-/// Reads the highest bit of a value less 1, which is at least `size`, from `bin` on.
+/// Reads the magnitude category of a value, starting at `bin`. Returns the highest bit of the value
+/// minus 1, at least `size`.
 fn magnitude(
     registers: &mut Registers,
     bins: &mut [Bin],
@@ -269,7 +271,7 @@ fn magnitude(
     Some(size)
 }
 
-/// Reads the bits of a value below its highest one.
+/// Reads the bits of a value below the highest bit.
 fn value(registers: &mut Registers, bin: &mut Bin, size: u32, is_negative: bool) -> i16 {
     let mut bits = size >> 1;
     let mut value = size;

@@ -1,26 +1,27 @@
-//! The scans of progressive and arithmetic files, each of which adds to the values of all blocks.
+//! Scans of progressive and arithmetic files. Each scan adds to the coefficients of all blocks.
 //!
-//! In: the codes of a scan. Out: 64 values a block, in the file's order, before quantisation is
-//! undone.
-//! Invariant: any bytes are read safely; codes that no encoder writes give `None`.
-//! Source: ITU-T T.81, annexes G.1 (progressive) and F.1.4.4, G.1.3 (arithmetic), as libjpeg-turbo
-//! reads them.
+//! In: the entropy-coded bytes of a scan. Out: 64 coefficients per block, in zigzag order, before
+//! dequantisation.
+//! Invariant: all bytes are read safely. Codes that no encoder writes give `None`.
+//! Source: ITU-T T.81, annexes G.1 (progressive), F.1.4.4 and G.1.3 (arithmetic), as in
+//! libjpeg-turbo.
 
 use super::arithmetic::Arithmetic;
 use super::header::{Header, Scan, Tables};
 use super::huffman::{Bits, Run, Table};
 
-/// The values of a block.
+/// Coefficients of a block in zigzag order.
 pub(super) type Coefficients = [i16; 64];
 
-/// Reads the blocks of a scan in their order.
+/// Decoder of a scan's blocks, in the order of the scan.
 pub(super) enum Coder<'a> {
     Huffman(Progressive<'a>),
     Arithmetic(Box<Arithmetic<'a>>),
 }
 
 impl<'a> Coder<'a> {
-    /// None if the scan lacks a table. Codes are given by [`restart`](Self::restart).
+    /// Returns the decoder of a scan, or `None` if a table is missing. [`restart`](Self::restart)
+    /// sets the bytes to decode.
     pub(super) fn new(header: &Header, tables: &'a Tables, scan: &'a Scan) -> Option<Self> {
         if header.is_arithmetic {
             return Some(Self::Arithmetic(
@@ -47,7 +48,7 @@ impl<'a> Coder<'a> {
         }))
     }
 
-    /// Begins with `codes`, of which `len` bytes are those up to the next restart.
+    /// Starts a restart interval. Its first `len` bytes of `codes` precede the next restart marker.
     pub(super) fn restart(&mut self, codes: &'a [u8], len: usize) {
         match self {
             Self::Huffman(coder) => {
@@ -59,8 +60,8 @@ impl<'a> Coder<'a> {
         }
     }
 
-    /// None if more than `len` bytes were read since the last restart. Arithmetic codes end in
-    /// zeros that are not written.
+    /// Returns `None` if the decoder has read more than `len` bytes since the last restart.
+    /// Arithmetic decoding may do so, because encoders omit zeros at the end.
     pub(super) fn end(&self, len: usize) -> Option<()> {
         match self {
             Self::Huffman(coder) => coder.bits.end(len),
@@ -68,7 +69,7 @@ impl<'a> Coder<'a> {
         }
     }
 
-    /// Reads a block of the component at `index` of the scan.
+    /// Decodes a block of the component at `index` of the scan.
     pub(super) fn block(&mut self, index: usize, block: &mut Coefficients) -> Option<()> {
         match self {
             Self::Huffman(coder) => coder.block(index, block),
@@ -77,14 +78,14 @@ impl<'a> Coder<'a> {
     }
 }
 
-/// The Huffman codes of a progressive scan.
+/// Huffman decoder of a progressive scan.
 pub(super) struct Progressive<'a> {
     scan: &'a Scan,
-    /// Table of each component; `None` if no table is needed.
+    /// Table of each component, or `None` if the scan needs no table.
     tables: Vec<Option<&'a Table>>,
     bits: Bits<'a>,
     means: [i32; 4],
-    /// Blocks that have ended before the scan reaches them.
+    /// Remaining blocks of an end-of-band run.
     blocks_to_skip: u32,
 }
 
@@ -131,7 +132,7 @@ impl Progressive<'_> {
         Some(())
     }
 
-    /// Reads one more bit of each value: first those that are not zero yet.
+    /// Decodes one more bit of each coefficient in a refinement scan.
     fn next_bit(&mut self, block: &mut Coefficients) -> Option<()> {
         let table = self.tables[0]?;
         let [mut place, last] = self.scan.places;
@@ -139,7 +140,7 @@ impl Progressive<'_> {
         let values = &mut block[..=last];
         while self.blocks_to_skip == 0 && place <= last {
             let (mut zeros, new) = match self.bits.run(table)? {
-                // A new value is the lowest bit so far.
+                // A newly nonzero coefficient has only this scan's bit.
                 Run::Value(zeros, value @ -1..=1) => (zeros, one * value as i16),
                 Run::Value(..) => return None,
                 Run::Ends(blocks) => {
@@ -173,7 +174,7 @@ impl Progressive<'_> {
         Some(())
     }
 
-    /// Moves a value away from zero if the next bit says so.
+    /// Increases the magnitude of a coefficient if the next bit is set.
     fn correct(&mut self, value: &mut i16) -> Option<()> {
         let one = 1i16 << self.scan.bits[1];
         if self.bits.take(1)? == 1 && *value & one == 0 {

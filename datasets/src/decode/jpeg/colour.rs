@@ -1,20 +1,20 @@
-//! From planes of brightness and colour to RGB.
+//! Conversion of brightness and colour planes to RGB.
 //!
-//! In: rows of planes, of the image's size or half as wide or high. Out: rows of RGB.
-//! Invariant: bit for bit libjpeg-turbo's, and for ink Pillow's.
+//! In: rows of planes with the image's size, or half its width or height. Out: rows of RGB.
+//! Invariant: the results have the bits of libjpeg-turbo, and for CMYK the bits of Pillow.
 //! Source: JFIF (ITU-T T.871), section 7.
 
-/// The rows of a plane that are mixed, and the rounding, left and right, of a sum of four times a
-/// value.
+/// Two rows for an interpolation, and the rounding constants for left and right pixels.
 #[derive(Clone, Copy)]
 pub(super) struct Mix<'a> {
-    /// The row of colours that the pixels lie in, and the nearest other one, or the same.
+    /// The row that contains the pixels, and the nearest other row. At a border both are the same
+    /// row.
     pub(super) rows: [&'a [u8]; 2],
     pub(super) rounding: [u16; 2],
 }
 
 impl Mix<'_> {
-    /// Makes a row of three parts of the nearer row and one of the other.
+    /// Interpolates a row: three parts of the nearer row and one part of the other row.
     #[inline(always)]
     pub(super) fn between_rows(self, columns: std::ops::Range<usize>, output: &mut [u8]) {
         let [near, far] = self.rows.map(|row| &row[columns.clone()]);
@@ -24,12 +24,11 @@ impl Mix<'_> {
     }
 }
 
-/// Makes twice as many colours as a row has: three parts of the nearest, one of the next, beyond
-/// the ends the last again.
+/// Doubles the width of a row by interpolation: three parts of the nearest colour and one part of
+/// the next. The first and last colours are repeated beyond the ends.
 ///
 /// # Shapes
-/// `columns`: which of the rows' colours are made two; `wide`: at least two for each; `sums`:
-/// scratch.
+/// `columns`: colours to double. `wide`: at least two values per column. `sums`: scratch memory.
 #[inline(always)]
 pub(super) fn widen(
     mix: Mix<'_>,
@@ -37,7 +36,7 @@ pub(super) fn widen(
     sums: &mut Vec<u16>,
     wide: &mut [u8],
 ) {
-    // Indices instead of nested zips, which were calls in development builds.
+    // Loops over indices are inlined in development builds. Nested zips are not.
     let [near, far] = mix.rows;
     let sum = |near: &[u8], far: &[u8], column: usize| {
         3 * u16::from(near[column]) + u16::from(far[column])
@@ -61,7 +60,7 @@ pub(super) fn widen(
     let right = &sums[2..];
     let pairs = &mut wide.as_chunks_mut().0[..len];
     for column in 0..len {
-        // Below 2^12.
+        // The sum is below 2^12.
         let both = middle[column].wrapping_mul(3);
         let left = both
             .wrapping_add(left[column])
@@ -73,14 +72,14 @@ pub(super) fn widen(
     }
 }
 
-/// Returns a row of pixels.
+/// Converts a row of pixels to RGB.
 ///
 /// # Shapes
 /// `brightness`, `blue`, `red`: `[W]`; `rgb`: `[W, 3]`.
 #[inline(always)]
 pub(in crate::decode) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb: &mut [u8]) {
-    // Factors below a half, so that they and the differences have 16 bits: 1.402, 1.772, 0.34414
-    // and 0.71414 in 2^-16.
+    // Factors below one half keep factors and differences in 16 bits. The factors are 1.402, 1.772,
+    // 0.34414 and 0.71414 in units of 2^-16.
     let rounded = |sum: i32| (sum + (1 << 15)) >> 16;
     let pixels = rgb.as_chunks_mut().0;
     let len = pixels.len();
@@ -98,10 +97,10 @@ pub(in crate::decode) fn to_rgb(brightness: &[u8], blue: &[u8], red: &[u8], rgb:
     }
 }
 
-/// Makes light of the three inks of each pixel, whose bits `inverted` are inverted, under the ink
-/// `black`, which files have inverted.
+/// Converts CMYK pixels to RGB. `inverted` is the mask of inverted bits in the three inks. Files
+/// store the ink `black` inverted.
 ///
-/// As Pillow's `convert("RGB")`, which rounds a product of two bytes in this way.
+/// The rounding of a product of two bytes is that of Pillow's `convert("RGB")`.
 #[inline(always)]
 pub(in crate::decode) fn darken(pixels: &mut [u8], inverted: u8, black: &[u8]) {
     for (pixel, light) in pixels.as_chunks_mut::<3>().0.iter_mut().zip(black) {

@@ -1,7 +1,7 @@
-//! The segments of a JPEG file: size, colours, tables and scans.
+//! Segments of a JPEG file: size, colours, tables and scans.
 //!
 //! In: the bytes of a file. Out: a [`Header`] up to the first scan, then further [`Scan`]s.
-//! Invariant: no byte is trusted.
+//! Invariant: all bytes are validated.
 //! Source: ITU-T T.81, annex B.
 
 use std::borrow::Cow;
@@ -13,27 +13,27 @@ const START_OF_IMAGE: u8 = 0xD8;
 const END_OF_IMAGE: u8 = 0xD9;
 const START_OF_SCAN: u8 = 0xDA;
 
-/// Markers of frames; three numbers between them have other meanings.
+/// Markers of frames. Three markers in this range have other meanings.
 const FRAMES: std::ops::RangeInclusive<u8> = 0xC0..=0xCF;
 const NO_FRAMES: [u8; 3] = [0xC4, 0xC8, 0xCC];
 
 pub(super) const TRUNCATED: Reason =
     Cow::Borrowed("the JPEG file is truncated: it has no end-of-image marker");
 
-/// The most scans of a file: each of 64 coefficients of four colours in a scan.
+/// Largest number of scans: one for each of 64 coefficients of four components.
 const MAX_SCANS: usize = 256;
 
-/// One colour of an image.
+/// A colour component of an image.
 #[derive(Debug)]
 pub(super) struct Component {
     id: u8,
-    /// Blocks across and down in each unit of a scan of several colours.
+    /// Blocks across and down in each MCU of an interleaved scan.
     pub(super) sampling: [usize; 2],
-    /// The number of the quantization table.
+    /// Index of the quantisation table.
     pub(super) quantization: usize,
 }
 
-/// The meaning of the components.
+/// Colour space of the components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Colours {
     Grey,
@@ -43,32 +43,33 @@ pub(super) enum Colours {
     Ycck,
 }
 
-/// The tables that are defined between scans.
+/// Tables that may change between scans.
 #[derive(Clone)]
 pub(super) struct Tables {
-    /// For each place of a block, in the file's order.
+    /// Quantisation steps in zigzag order.
     pub(super) quantizations: [Option<[i32; 64]>; 4],
-    /// Four for means, then four for the other values.
+    /// Four Huffman tables for DC coefficients, then four for AC coefficients.
     pub(super) codes: [Option<Table>; 8],
-    /// The conditioning of arithmetic codes: bounds of small differences, and of low places.
+    /// Conditioning of arithmetic decoding: bounds of small DC differences, and of low AC indices.
     pub(super) bounds: [[u8; 2]; 4],
     pub(super) low_places: [u8; 4],
-    /// Units between two restarts; 0 for none.
+    /// MCUs between two restart markers. 0 without restarts.
     pub(super) restart_interval: usize,
 }
 
-/// One pass over some of the components.
+/// A scan: one pass over some of the components.
 #[derive(Clone, Debug)]
 pub(super) struct Scan {
-    /// The index of each component, and its tables in [`Tables::codes`] or of the arithmetic coder.
+    /// Index of each component, and its two tables in [`Tables::codes`] or in the arithmetic
+    /// decoder.
     pub(super) components: Vec<(usize, [usize; 2])>,
-    /// First and last place of the values in a block.
+    /// First and last zigzag index of the coefficients.
     pub(super) places: [usize; 2],
-    /// The lowest bit of the values that earlier scans coded, or 0, and the lowest of this scan.
+    /// Lowest bit of earlier scans, or 0, and lowest bit of this scan.
     pub(super) bits: [u32; 2],
 }
 
-/// All that comes before the codes of the first scan.
+/// Content of the file before the entropy-coded bytes of the first scan.
 pub(in crate::decode) struct Header {
     pub(super) size: [usize; 2],
     pub(super) components: Vec<Component>,
@@ -77,7 +78,7 @@ pub(in crate::decode) struct Header {
     pub(super) is_arithmetic: bool,
     pub(super) tables: Tables,
     pub(super) scan: Scan,
-    /// The position of the codes of the first scan.
+    /// Position of the first scan's entropy-coded bytes.
     pub(super) codes_at: usize,
 }
 
@@ -128,15 +129,15 @@ impl Header {
         }
     }
 
-    /// Returns the width and the height, both above 0.
+    /// Returns the width and the height, which are above 0.
     pub(in crate::decode) fn size(&self) -> [u32; 2] {
         self.size.map(|side| side as u32)
     }
 
-    /// Reads the segments from `position` up to the next scan. Returns none at the end of the
+    /// Reads the segments from `position` up to the next scan. Returns `None` at the end of the
     /// image.
     ///
-    /// `num_scans`: scans that were read before.
+    /// `num_scans` is the number of scans that were read before.
     pub(super) fn next_scan(
         &self,
         bytes: &[u8],
@@ -168,7 +169,7 @@ impl Header {
 
 /// Returns true if an end-of-image marker follows `position`.
 pub(super) fn ends_after(bytes: &[u8], position: usize) -> bool {
-    // From the end, where it is.
+    // The search starts at the end of the file, where the marker usually is.
     bytes
         .get(position..)
         .unwrap_or_default()
@@ -177,8 +178,8 @@ pub(super) fn ends_after(bytes: &[u8], position: usize) -> bool {
         .any(|pair| pair == [0xFF, END_OF_IMAGE])
 }
 
-/// Returns the colours as libjpeg guesses them: JFIF is grey or YCbCr, Adobe's last byte says
-/// which, else the components' names do.
+/// Returns the colour space by libjpeg's rules. A JFIF file is grey or YCbCr. Otherwise the last
+/// byte of an Adobe segment decides. Without that segment the components' ids decide.
 fn colours(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> Colours {
     let is_named_rgb = || components.iter().map(|component| component.id).eq(*b"RGB");
     match (components.len(), adobe) {
@@ -192,7 +193,7 @@ fn colours(components: &[Component], is_jfif: bool, adobe: Option<u8>) -> Colour
     }
 }
 
-/// SOF: the size of the image and its components.
+/// Reads a SOF segment: the size of the image and its components.
 fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
     if !matches!(marker, 0xC0..=0xC2 | 0xC9 | 0xCA) {
         return Err(format!(
@@ -224,7 +225,7 @@ fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
         })
         .collect();
     match &mut components[..] {
-        // One component has a block a unit, whatever its sampling is.
+        // An image with one component has one block per MCU, for all sampling factors.
         [grey] => grey.sampling = [1; 2],
         others if matches!(others.len(), 3 | 4) => {
             let most = most_sampling(others);
@@ -250,7 +251,7 @@ fn read_frame(marker: u8, body: &[u8]) -> Result<([usize; 2], Vec<Component>)> {
     Ok((size, components))
 }
 
-/// Returns the largest sampling across and down, each of any component.
+/// Returns the largest horizontal and the largest vertical sampling of all components.
 pub(super) fn most_sampling(components: &[Component]) -> [usize; 2] {
     [0, 1].map(|side| {
         components
@@ -262,7 +263,8 @@ pub(super) fn most_sampling(components: &[Component]) -> [usize; 2] {
 }
 
 impl Scan {
-    /// SOS: the components with their tables, and which part of their values is coded.
+    /// Reads a SOS segment: the components with their tables, and the coded part of the
+    /// coefficients.
     fn read(body: &[u8], of_frame: &[Component], is_progressive: bool) -> Result<Self> {
         let read = || {
             let (&num_components, rest) = body.split_first()?;
@@ -282,7 +284,7 @@ impl Scan {
                 }
                 components.push((index, [dc, 4 + ac]));
             }
-            // The sequential processes ignore these numbers, as libjpeg does.
+            // Sequential files ignore these numbers, as in libjpeg.
             let [first, last, high, low] = if is_progressive {
                 [first, last, bits >> 4, bits & 15]
             } else {
@@ -315,7 +317,7 @@ impl Tables {
         }
     }
 
-    /// Reads a segment of tables; passes over other segments.
+    /// Reads a segment of tables. Skips other segments.
     fn read(&mut self, marker: u8, body: &[u8]) -> Result<()> {
         let read = match marker {
             0xC4 => self.read_codes(body),
@@ -329,7 +331,7 @@ impl Tables {
         read.ok_or_else(|| format!("the tables of marker 0x{marker:02X} are damaged").into())
     }
 
-    /// DQT: any number of tables.
+    /// Reads a DQT segment, which contains any number of tables.
     fn read_quantizations(&mut self, mut body: &[u8]) -> Option<()> {
         while let Some((&kind, rest)) = body.split_first() {
             let bytes = if kind >> 4 == 0 { 1 } else { 2 };
@@ -345,7 +347,7 @@ impl Tables {
         Some(())
     }
 
-    /// DHT: any number of tables.
+    /// Reads a DHT segment, which contains any number of tables.
     fn read_codes(&mut self, mut body: &[u8]) -> Option<()> {
         while let Some((&kind, rest)) = body.split_first() {
             let (counts, rest) = rest.split_first_chunk()?;
@@ -362,7 +364,7 @@ impl Tables {
         Some(())
     }
 
-    /// DAC: any number of conditionings.
+    /// Reads a DAC segment, which contains any number of conditionings.
     fn read_conditioning(&mut self, body: &[u8]) -> Option<()> {
         for &[kind, value] in body.as_chunks().0 {
             let table = usize::from(kind & 15);
@@ -378,8 +380,8 @@ impl Tables {
     }
 }
 
-/// The segments from a position on: marker and body. Markers without a length, but for those of the
-/// image, are passed over.
+/// Iterator over the segments from a position on: marker and body. Markers without a length are
+/// skipped, except start and end of the image.
 struct Segments<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -394,7 +396,7 @@ impl<'a> Iterator for Segments<'a> {
                 return None;
             };
             if first != 0xFF || marker == 0xFF {
-                // A byte between segments, which libjpeg also skips, or padding before a marker.
+                // libjpeg also skips bytes between segments. 0xFF may be padding before a marker.
                 self.position += 1;
                 continue;
             }

@@ -1,46 +1,46 @@
-//! Huffman codes of runs and sizes, each followed by the bits of a value: bit by bit, and the
-//! blocks of a sequential scan.
+//! Huffman decoding: single codes with the bits of their values, and blocks of a sequential scan.
 //!
-//! In: a [`Table`] as a file defines it, and bytes without their stuffing. Out: the 64 values of a
-//! block, quantisation undone.
-//! Invariant: any bytes are read safely; what no code stands for gives `None`.
+//! In: a [`Table`] from a file, and entropy-coded bytes without stuffing. Out: the 64 dequantised
+//! coefficients of a block.
+//! Invariant: all bytes are read safely. Undefined codes give `None`.
 //! Source: ITU-T T.81, annexes C and F.2.
 
 use super::inverse::Group;
 
-/// Codes of at most so many bits are found by one look.
+/// Largest length of a code that one table lookup decodes.
 const LOOK_BITS: u32 = 10;
 
-/// The run of an end of block: beyond all others.
+/// Run of an end-of-block code, larger than all other runs.
 const TO_THE_END: u8 = 128;
 
-/// The run of a symbol that no 8-bit image has: beyond a block, not beyond [`TO_THE_END`].
+/// Run of a symbol that no 8-bit image has. It leads beyond the block but is below [`TO_THE_END`].
 const IMPOSSIBLE: u8 = 64;
 
-/// The kind of values that a table codes.
+/// The kind of coefficients that a table codes.
 #[derive(Clone, Copy)]
 pub(super) enum Class {
-    /// Differences of blocks' means.
+    /// Differences of DC coefficients.
     Dc,
-    /// Runs of zeros and what ends them.
+    /// AC coefficients: runs of zeros and the coefficients after them.
     Ac,
 }
 
-/// A code and what it stands for.
+/// A decoded Huffman code.
 #[derive(Clone, Copy, Default)]
 #[repr(align(4))]
 struct Code {
-    /// Its bits; 0 where it is longer than a look.
+    /// Length of the code in bits. 0 if the code is longer than a lookup.
     length: u8,
-    /// With those of the value behind it.
+    /// Length of the code and of the value's bits after the code.
     total: u8,
-    /// Zeros before the value.
+    /// Number of zeros before the value.
     run: u8,
     symbol: u8,
 }
 
 impl Code {
-    /// In an 8-bit image differences of means have 11 bits at most, other values 10.
+    /// Returns a decoded code. In 8-bit images DC differences have at most 11 bits, and other
+    /// coefficients at most 10.
     fn new(class: Class, symbol: u8, length: u32) -> Self {
         let (run, size) = match class {
             Class::Dc if symbol > 11 => (IMPOSSIBLE, 0),
@@ -58,21 +58,21 @@ impl Code {
     }
 }
 
-/// One table of codes.
+/// A Huffman table.
 #[derive(Clone)]
 pub(super) struct Table {
-    /// The code that the next bits begin with.
+    /// Code at the start of the next bits, for all values of these bits.
     looks: Box<[Code; 1 << LOOK_BITS]>,
-    /// For each length: the first 16 bits after its codes, and the place of its symbols less that
-    /// of its first code.
+    /// For each length: the first 16-bit value after the codes of this length, and the offset from
+    /// a code to the index of its symbol.
     longer: [(u32, i32); 17],
     symbols: Vec<u8>,
     class: Class,
 }
 
 impl Table {
-    /// Returns the table of a DHT segment: the number of codes of each length, 1 to 16, and their
-    /// symbols, shortest first.
+    /// Returns the table of a DHT segment. `counts` has the number of codes of each length, 1 to
+    /// 16. `symbols` has the symbols, shortest codes first.
     pub(super) fn new(class: Class, counts: &[u8; 16], symbols: &[u8]) -> Option<Self> {
         let mut table = Self {
             looks: Box::new([Code::default(); 1 << LOOK_BITS]),
@@ -97,7 +97,7 @@ impl Table {
                 code += 1;
                 place += 1;
             }
-            // No code is all ones.
+            // A code of only ones is invalid.
             if *count > 0 && code >= 1 << length {
                 return None;
             }
@@ -107,7 +107,7 @@ impl Table {
         Some(table)
     }
 
-    /// Returns a code longer than a look, with which these 16 bits begin.
+    /// Returns the code at the start of these 16 bits, if the code is longer than a lookup.
     #[cold]
     fn long(&self, bits: u32) -> Option<Code> {
         let length = (LOOK_BITS + 1..=16).find(|length| bits < self.longer[*length as usize].0)?;
@@ -120,26 +120,28 @@ impl Table {
     }
 }
 
-/// The meaning of a code of a progressive scan.
+/// Meaning of a code of a progressive scan.
 pub(super) enum Run {
-    /// Zeros, then a value.
+    /// A number of zeros, then a value.
     Value(usize, i32),
-    /// The ends of so many blocks.
+    /// Number of blocks in an end-of-band run.
     Ends(u32),
 }
 
-/// The bits of a scan, or of what lies between two of its restarts.
+/// Bits of a scan, or of a restart interval.
 pub(super) struct Bits<'a> {
     bytes: &'a [u8],
     position: usize,
-    /// The next bits, from the highest; `count` of them are taken from `bytes`.
+    /// Next bits, highest first. The first `count` bits are those that were taken from `bytes`.
     buffer: u64,
     count: u32,
 }
 
 impl<'a> Bits<'a> {
+    /// Returns a reader of bits.
+    ///
     /// # Shapes
-    /// `bytes`: followed by at least 16 bytes that do not belong to them.
+    /// `bytes`: includes at least 16 more bytes after the entropy-coded bytes.
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self {
             bytes,
@@ -149,12 +151,12 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// None if more bits were used than so many bytes have.
+    /// Returns `None` if more bits were used than `len` bytes have.
     pub(super) fn end(&self, len: usize) -> Option<()> {
         (8 * self.position - self.count as usize <= 8 * len).then_some(())
     }
 
-    /// Makes sure of 56 bits: those of two codes and their values.
+    /// Fills the buffer to at least 56 bits, enough for two codes and their values.
     #[inline(always)]
     fn refill(&mut self) -> Option<()> {
         let word = self.bytes.get(self.position..)?.first_chunk()?;
@@ -164,7 +166,7 @@ impl<'a> Bits<'a> {
         Some(())
     }
 
-    /// Takes up to 16 bits.
+    /// Reads up to 16 bits.
     pub(super) fn take(&mut self, count: u32) -> Option<i32> {
         if self.count < count {
             self.refill()?;
@@ -175,14 +177,14 @@ impl<'a> Bits<'a> {
         Some(bits as i32)
     }
 
-    /// Takes a difference of means.
+    /// Reads a DC difference.
     pub(super) fn difference(&mut self, table: &Table) -> Option<i32> {
         self.refill()?;
         let (code, value) = self.next(table)?;
         (code.run == 0).then_some(value)
     }
 
-    /// Takes zeros and the value behind them, or how many blocks end.
+    /// Reads a run of zeros and the value after the run, or an end-of-band run.
     pub(super) fn run(&mut self, table: &Table) -> Option<Run> {
         self.refill()?;
         let (code, value) = self.next(table)?;
@@ -193,19 +195,20 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Takes the bits behind the end of a block: how many blocks end, this one among them.
+    /// Reads the length of an end-of-band run, which includes the current block.
     fn ended_blocks(&mut self, size: u8) -> Option<u32> {
         Some((1 << size) + self.take(size.into())? as u32)
     }
 
-    /// Takes the next code with its value.
+    /// Reads the next code with its value.
     #[inline(always)]
     fn next(&mut self, table: &Table) -> Option<(Code, i32)> {
         let mut code = table.looks[(self.buffer >> (64 - LOOK_BITS)) as usize];
         if code.length == 0 {
             code = table.long((self.buffer >> 48) as u32)?;
         }
-        // None of these wraps; other operations would ask so in development builds, each time.
+        // These operations cannot overflow. In development builds the usual operators would check
+        // each time.
         let length = u32::from(code.length);
         let total = u32::from(code.total);
         let bits = self.buffer.wrapping_shl(length);
@@ -213,14 +216,14 @@ impl<'a> Bits<'a> {
         self.buffer = self.buffer.wrapping_shl(total);
         self.count = self.count.wrapping_sub(total);
         let value = (bits >> 1).wrapping_shr(63 ^ size) as i32;
-        // Those that begin with 0 are negative numbers, as far from the largest of their size as
-        // they are from zero.
+        // Values whose bits start with 0 are negative: the number is the value of the bits minus
+        // the largest value of this size.
         let largest = 1i32.wrapping_shl(size).wrapping_sub(1);
         let negative = !((bits as i64 >> 63) as i32);
         Some((code, value.wrapping_sub(largest & negative)))
     }
 
-    /// Reads the next value of a block, which comes after zeros from `place` on.
+    /// Reads the next coefficient of a block. The zeros before the coefficient start at `place`.
     #[inline(always)]
     fn value(
         &mut self,
@@ -242,8 +245,8 @@ impl<'a> Bits<'a> {
         Some(())
     }
 
-    /// Reads a block, the first value of which is a difference to `mean`, and writes it, times
-    /// `quantization`, to a lane of a group; without one it is passed over.
+    /// Reads a block, whose first value is a difference to `mean`. Writes the dequantised
+    /// coefficients to a lane of `output`. Skips the block if `output` is `None`.
     #[inline(always)]
     pub(super) fn block(
         &mut self,
@@ -272,7 +275,7 @@ impl<'a> Bits<'a> {
                 self.value(ac, &mut place, quantization, &mut output)?;
             }
         }
-        // A run may end beyond the block only where that is how blocks end.
+        // Only an end-of-block code may lead beyond the block.
         (impossible == 0 && (place == 64 || place > u32::from(TO_THE_END))).then_some(())
     }
 }

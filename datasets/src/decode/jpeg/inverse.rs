@@ -1,18 +1,19 @@
-//! Inverse cosine transform of eight blocks at once.
+//! Inverse discrete cosine transform (IDCT) of eight blocks at once.
 //!
-//! In: values of blocks in the order of the file. Out: 8x8 bytes per block.
-//! Invariant: the bits of libjpeg's "islow" on every instruction set. For coarse quantisation, the
-//! bits of libjpeg-turbo's 16-bit vectors.
+//! In: coefficients of blocks in zigzag order. Out: 8x8 bytes per block.
+//! Invariant: the bits are those of libjpeg's "islow" on every instruction set. For coarse
+//! quantisation, they are those of libjpeg-turbo's 16-bit vectors.
 //! Source: Loeffler, Ligtenberg and Moschytz 1989, "Practical fast 1-D DCT algorithms with 11
-//! multiplications", in fixed point with 13 bits, columns first, 2 bits kept between the passes.
+//! multiplications". Fixed-point constants have 13 bits. Columns come first, and 2 more bits are
+//! kept between the passes.
 
 use std::num::Wrapping;
 
-/// Blocks that are transformed together.
+/// Number of blocks that are transformed together.
 pub(super) const LANES: usize = 8;
 
-/// Row by row, the places at which a file has the values of a block: along its diagonals. Those
-/// beyond a block have no row.
+/// Position in the block, row by row, of each zigzag index. Indices beyond the block have position
+/// 64.
 const PLACES: [u8; 256] = {
     let mut places = [64; 256];
     let mut index = 0;
@@ -20,7 +21,7 @@ const PLACES: [u8; 256] = {
     while diagonal < 15 {
         let mut step = 0;
         while step <= diagonal {
-            // Odd diagonals are walked downwards.
+            // Odd diagonals run downwards.
             let (row, column) = if diagonal % 2 == 1 {
                 (step, diagonal - step)
             } else {
@@ -37,16 +38,17 @@ const PLACES: [u8; 256] = {
     places
 };
 
-/// Values of up to eight blocks; those that were not set are zero.
+/// Coefficients of up to eight blocks. Unset coefficients are zero.
 pub(super) struct Group {
-    /// True if values may not fit 16 bits on the way.
+    /// True if intermediate values may exceed 16 bits.
     is_coarse: bool,
     /// `[row, column, block]`.
     values: [[i32; 8 * LANES]; 8],
 }
 
 impl Group {
-    /// For values of these steps. Those of 8 bits make no value of an image larger than 16 bits.
+    /// Returns an empty group for these quantisation steps. With 8-bit steps no image has values
+    /// above 16 bits.
     pub(super) fn new<'a>(mut quantizations: impl Iterator<Item = &'a [i32; 64]>) -> Self {
         let is_coarse = quantizations.any(|steps| steps.iter().any(|step| *step > 255));
         Self {
@@ -55,7 +57,7 @@ impl Group {
         }
     }
 
-    /// Sets the value at a place of the file's order; none beyond a block.
+    /// Sets the coefficient at a zigzag index. Ignores indices beyond the block.
     #[inline(always)]
     pub(super) fn set(&mut self, place: u8, lane: usize, value: i32) {
         let place = usize::from(PLACES[usize::from(place)]);
@@ -64,8 +66,8 @@ impl Group {
         }
     }
 
-    /// Transforms the blocks, writes each one's rows of eight bytes to where `starts` says,
-    /// `stride` bytes apart, and clears them.
+    /// Transforms the blocks, writes their rows of eight bytes, and clears the group. `starts` is
+    /// the position of each block's first row. Rows are `stride` bytes apart.
     #[inline(always)]
     pub(super) fn write(&mut self, starts: &[(usize, usize)], planes: &mut [u8]) {
         if self.is_coarse {
@@ -119,8 +121,8 @@ impl Group {
     }
 }
 
-/// Eight values of a row or column out of its eight frequencies, divided by 2^`bits`; `SHORT` ones
-/// and their sums have 16 bits.
+/// Returns the eight values of a row or column with these frequencies, divided by 2^`bits`. If
+/// `SHORT`, values and their sums are cut to 16 bits.
 #[inline(always)]
 fn one_dimension<const SHORT: bool>(frequencies: [i32; 8], bits: u32) -> [i32; 8] {
     let short = |value: Wrapping<i32>| {
@@ -170,7 +172,7 @@ fn one_dimension<const SHORT: bool>(frequencies: [i32; 8], bits: u32) -> [i32; 8
     ]
 }
 
-/// Rows and columns of 8x8 bytes exchanged: 1, then 2, then 4 of them at a time.
+/// Transposes 8x8 bytes: swaps bytes, then 2x2 blocks, then 4x4 blocks.
 #[inline(always)]
 fn transposed(bytes: &[u8; 64]) -> [[u8; 8]; 8] {
     let mut rows = [0; 8];
@@ -189,7 +191,8 @@ fn transposed(bytes: &[u8; 64]) -> [[u8; 8]; 8] {
     rows.map(u64::to_le_bytes)
 }
 
-/// Exchanges what `mask` does not have of a row for what it has of the row `distance` below.
+/// Swaps the bytes outside `mask` of a row with the bytes inside `mask` of the row `distance`
+/// below.
 #[inline(always)]
 fn exchange(rows: &mut [u64; 8], row: usize, distance: usize, mask: u64) {
     let upper = rows[row];

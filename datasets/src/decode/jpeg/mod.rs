@@ -1,12 +1,15 @@
-//! JPEG files, sequential and progressive: only the wanted part of an image becomes pixels.
+//! Decoder of sequential and progressive JPEG files that converts only the wanted part to pixels.
 //!
 //! In: the bytes of a file. Out: RGB.
-//! Invariant: bit for bit the pixels of libjpeg-turbo's defaults, and so Pillow's and
-//! torchvision's, wherever its vectors of 16 bits hold their values, as those of any image do; no
-//! byte of the file is trusted. What is damaged and what Pillow does not read is an error.
-//! Sequential Huffman codes, which most photographs have, become pixels as they are read, down to
-//! the last wanted row. The other processes keep the values of all blocks until their last scan.
+//! Invariant: the pixels have the bits of libjpeg-turbo's defaults, and thus of Pillow and
+//! torchvision. An exception are files whose values exceed libjpeg-turbo's 16-bit vectors, which no
+//! real image needs. All bytes are validated. A damaged file is an error, and so is a file that
+//! Pillow cannot read.
 //! Source: ITU-T T.81.
+//!
+//! Most photographs have sequential Huffman codes. These files become pixels while they are read,
+//! down to the last wanted row. For other files, the decoder keeps the coefficients of all blocks
+//! until the last scan.
 
 mod arithmetic;
 mod coefficients;
@@ -33,12 +36,12 @@ use crate::resize::CropBox;
 pub(super) use self::colour::{darken, to_rgb};
 pub(super) use self::header::Header;
 
-/// The reason why a file is not decoded.
+/// Reason why a file cannot be decoded.
 pub(super) type Reason = Cow<'static, str>;
 
 type Result<T> = std::result::Result<T, Reason>;
 
-/// Memory that is used again: what is between the steps, and the pixels.
+/// Reusable memory for intermediate results and pixels.
 #[derive(Default)]
 pub(super) struct Scratch {
     codes: Vec<u8>,
@@ -50,7 +53,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Returns the bytes of memory, but for those of single rows.
+    /// Returns the memory in bytes, without that of single rows.
     pub(super) fn len(&self) -> usize {
         self.codes.capacity()
             + size_of::<Coefficients>() * self.blocks.capacity()
@@ -58,7 +61,7 @@ impl Scratch {
             + self.rgb.capacity()
     }
 
-    /// Returns the pixels that were just decoded; the memory goes with them.
+    /// Returns the pixels of the last call of `decode` and frees the other memory.
     pub(super) fn into_pixels(self, len: usize) -> Vec<u8> {
         let mut pixels = self.rgb;
         pixels.truncate(len);
@@ -70,7 +73,7 @@ impl Header {
     /// Decodes the file of this header.
     ///
     /// # Shapes
-    /// `part`: inside the image; the result: `[height, width, 3]`, anything outside of `part`.
+    /// `part`: inside the image. Result: `[height, width, 3]`. Pixels outside `part` are undefined.
     pub(super) fn decode<'a>(
         &self,
         bytes: &[u8],
@@ -98,7 +101,7 @@ impl Header {
         Ok(&scratch.rgb[..3 * self.size[0] * self.size[1]])
     }
 
-    /// Reads the values of all blocks.
+    /// Reads the coefficients of all blocks.
     fn read_blocks(
         &self,
         bytes: &[u8],
@@ -129,7 +132,7 @@ impl Header {
         Ok(())
     }
 
-    /// Reads what a scan has of all its blocks.
+    /// Reads a scan's bits of all its blocks.
     fn read_scan(
         &self,
         layout: &Layout,
@@ -167,13 +170,13 @@ impl Header {
     }
 }
 
-/// Returns the number of bytes of codes between the previous restart and `restart`.
+/// Returns the number of entropy-coded bytes between the previous restart and `restart`.
 #[inline(always)]
 fn len_before(ends: &[usize], restart: usize) -> Option<usize> {
     Some(*ends.get(restart)? - if restart == 0 { 0 } else { ends[restart - 1] })
 }
 
-/// The vectorized work of [`Header::decode`].
+/// Arguments of the vectorised part of [`Header::decode`].
 struct Decoding<'a> {
     header: &'a Header,
     bytes: &'a [u8],
@@ -224,14 +227,14 @@ fn grow<T: Copy>(memory: &mut Vec<T>, len: usize, value: T) {
     }
 }
 
-/// The places of units and planes.
+/// Positions of MCUs and planes.
 struct Layout {
-    /// Units across the image and down.
+    /// Number of MCUs across and down.
     size: [usize; 2],
-    /// Columns and rows of the units that become pixels.
+    /// Columns and rows of the MCUs that become pixels.
     units: [Range<usize>; 2],
-    /// The start of each component's plane, and the bytes of its rows. Its blocks lie at a 64th of
-    /// these places.
+    /// Start of each component's plane, and bytes per row of the plane. The index of a block is its
+    /// start in the plane divided by 64.
     planes: Vec<(usize, usize)>,
     planes_len: usize,
 }
@@ -243,7 +246,7 @@ impl Layout {
             header.size[0].div_ceil(across),
             header.size[1].div_ceil(down),
         ];
-        // A colour is mixed with that of its neighbours, two pixels away.
+        // Interpolation of colours needs neighbours up to two pixels away.
         let units = |start: u32, len: u32, side: usize, number: usize| {
             let end = (start + len + 2) as usize;
             start.saturating_sub(2) as usize / side..end.div_ceil(side).min(number)
@@ -266,7 +269,7 @@ impl Layout {
         }
     }
 
-    /// Returns all blocks of a component.
+    /// Returns the indices of all blocks of a component.
     fn all_blocks(&self, component: usize) -> Range<usize> {
         let start = |component: usize| {
             self.planes
@@ -277,7 +280,7 @@ impl Layout {
         start(component)..start(component + 1)
     }
 
-    /// Returns the wanted columns and rows of the blocks of a component.
+    /// Returns the wanted columns and rows of a component's blocks.
     #[inline(always)]
     fn blocks(&self, sampling: [usize; 2]) -> [Range<usize>; 2] {
         [0, 1].map(|side| {
@@ -288,8 +291,8 @@ impl Layout {
 }
 
 impl Header {
-    /// Reads the units of a sequential scan down to the last that is wanted; those that are wanted
-    /// become bytes of the planes.
+    /// Reads the MCUs of a sequential scan down to the last wanted one. Transforms wanted MCUs and
+    /// writes them to the planes.
     #[inline(always)]
     fn read_planes(
         &self,
@@ -352,7 +355,7 @@ impl Header {
         bits.end(len_before(ends, restart)?)
     }
 
-    /// Makes bytes of the values of all wanted blocks.
+    /// Transforms all wanted blocks and writes them to the planes.
     #[inline(always)]
     fn transform(
         &self,
@@ -369,7 +372,7 @@ impl Header {
             let quantization = &scans.state[index].quantization;
             for (y, x) in rows.flat_map(|y| columns.clone().map(move |x| (y, x))) {
                 let start = plane + 8 * y * stride;
-                // Most values are zero, often eight in a row.
+                // Most coefficients are zero, often eight in a row.
                 for (eighth, values) in blocks[start / 64 + x].as_chunks::<8>().0.iter().enumerate()
                 {
                     if *values == [0; 8] {

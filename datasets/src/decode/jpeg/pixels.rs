@@ -1,4 +1,4 @@
-//! From planes of all sizes to rows of RGB.
+//! Conversion of planes with all sampling factors to rows of RGB.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{Layout, Scratch, grow};
 use crate::resize::CropBox;
 
 impl Header {
-    /// Makes pixels of the planes.
+    /// Converts the planes to pixels.
     #[inline(always)]
     pub(super) fn write_pixels(&self, layout: &Layout, part: CropBox, scratch: &mut Scratch) {
         let Scratch {
@@ -43,7 +43,7 @@ impl Header {
                 let [across, down] = sampling[component];
                 let narrow = width.div_ceil(across);
                 let mixed = left / across..columns.end.div_ceil(across);
-                // The row that the pixels lie in, and the nearest other one.
+                // The row that contains the pixels, and the nearest other row.
                 let near = row / down;
                 let is_upper = row % down == 0;
                 let far = if is_upper {
@@ -100,11 +100,12 @@ impl Header {
     }
 }
 
-/// Makes a row of the image's size of the row of a plane that the pixels lie in, and the nearest
-/// other row.
+/// Enlarges a row of a plane to the image's width. `rows` are the row that contains the pixels, and
+/// the nearest other row.
 ///
-/// Colours of half the width or height lie between the nearest two, 3 to 1 ("fancy upsampling").
-/// Others are repeated, and so are those of planes too narrow for libjpeg to mix.
+/// Colours of half the width or height are interpolated between the nearest two, 3 to 1 ("fancy
+/// upsampling"). Other colours are repeated, and so are planes that are too narrow for libjpeg's
+/// interpolation.
 #[inline(always)]
 fn enlarge(
     rows @ [near, _]: [&[u8]; 2],

@@ -1,7 +1,7 @@
-//! The scans of an image, one after the other.
+//! The scans of an image in the order of the file.
 //!
-//! In: a header and the bytes of its file. Out: each scan with its tables, the blocks it codes, and
-//! its codes without stuffing.
+//! In: a header and the bytes of its file. Out: each scan with its tables, its blocks, and its
+//! entropy-coded bytes without stuffing.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,24 +9,24 @@ use std::ops::Range;
 use super::header::{Header, Scan, TRUNCATED, Tables, ends_after, most_sampling};
 use super::{Layout, Reason, Result};
 
-/// The places whose values are estimated where no scan has them.
+/// Zigzag indices of coefficients that are estimated if no scan contains them.
 pub(super) const SMOOTHED: Range<usize> = 1..10;
 
-/// The result of the scans so far for a component.
+/// State of a component after the scans so far.
 pub(super) struct State {
-    /// The table of the first scan that has the component.
+    /// Quantisation table at the first scan of the component.
     pub(super) quantization: [i32; 64],
-    /// The lowest bit that is read of each value; none before the first.
+    /// Lowest known bit of each coefficient. `None` before its first scan.
     pub(super) lowest_bits: [Option<u32>; 64],
 }
 
-/// The scan that is read, and those before it.
+/// The current scan and the state after earlier scans.
 pub(super) struct Scans<'a> {
     header: &'a Header,
     pub(super) tables: Cow<'a, Tables>,
     pub(super) scan: Cow<'a, Scan>,
     pub(super) state: Vec<State>,
-    /// The position behind all that was read.
+    /// Position after the last read byte.
     position: usize,
     num_scans: usize,
 }
@@ -47,14 +47,14 @@ impl<'a> Scans<'a> {
         }
     }
 
-    /// Moves to the codes of the next scan. Returns false after the last.
+    /// Advances to the entropy-coded bytes of the next scan. Returns false after the last scan.
     pub(super) fn next(&mut self, bytes: &[u8]) -> Result<bool> {
         let missing = self
             .state
             .iter()
             .position(|state| state.lowest_bits[0].is_none());
         if !self.header.is_progressive && missing.is_none() {
-            // Whatever follows the last component of a sequential image does not count.
+            // The decoder ignores data after the last component of a sequential image.
             return if ends_after(bytes, self.position) {
                 Ok(false)
             } else {
@@ -92,7 +92,7 @@ impl<'a> Scans<'a> {
         Ok(true)
     }
 
-    /// Returns true if a progressive file ends before its scans have all bits of the lowest
+    /// Returns true if a progressive file ends before its scans contain all bits of the lowest
     /// frequencies.
     pub(super) fn leaves_bits_open(&self) -> bool {
         let has_open_bits = |state: &State| {
@@ -116,8 +116,8 @@ impl<'a> Scans<'a> {
         .into()
     }
 
-    /// Copies the codes of the scan without the zeros that are stuffed behind each 0xFF. Returns
-    /// the place of each restart, and the end.
+    /// Copies the entropy-coded bytes of the scan without the zero that is stuffed after each 0xFF.
+    /// Returns the position of each restart and the end.
     #[inline(always)]
     pub(super) fn unstuff(
         &mut self,
@@ -131,7 +131,7 @@ impl<'a> Scans<'a> {
         codes.reserve(rest.len() + 16);
         let mut ends = Vec::new();
         loop {
-            // Most pieces have none.
+            // Most 32-byte pieces contain no 0xFF.
             while let Some(piece) = rest
                 .first_chunk::<32>()
                 .filter(|piece| !piece.iter().fold(false, |any, byte| any | (*byte == 0xFF)))
@@ -147,7 +147,7 @@ impl<'a> Scans<'a> {
             codes.extend_from_slice(before);
             match behind.get(1).ok_or(TRUNCATED)? {
                 0 => codes.push(0xFF),
-                // One that fills up before a marker.
+                // This 0xFF is padding before a marker.
                 0xFF => {
                     rest = &behind[1..];
                     continue;
@@ -175,20 +175,21 @@ impl<'a> Scans<'a> {
     }
 }
 
-/// The blocks that a scan codes, unit by unit.
+/// The blocks of a scan, MCU by MCU.
 pub(super) struct Sweep {
-    /// Units across and down.
+    /// Number of MCUs across and down.
     pub(super) size: [usize; 2],
-    /// Columns and rows of the units that become pixels.
+    /// Columns and rows of the MCUs that become pixels.
     pub(super) wanted: [Range<usize>; 2],
-    /// Blocks across and down that a unit has of each component of the scan.
+    /// Blocks across and down in an MCU, for each component of the scan.
     pub(super) blocks: Vec<[usize; 2]>,
 }
 
 impl Sweep {
     pub(super) fn of(header: &Header, layout: &Layout, scan: &Scan) -> Self {
         match scan.components[..] {
-            // A component alone has a block a unit, and no blocks beyond its own size.
+            // A scan of one component has one block per MCU, and no blocks beyond the component's
+            // size.
             [(index, _)] => {
                 let most = most_sampling(&header.components);
                 let sampling = header.components[index].sampling;

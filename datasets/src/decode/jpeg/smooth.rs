@@ -1,8 +1,9 @@
-//! Estimates the lowest frequencies of a truncated progressive file from the means of 5x5 blocks.
+//! Estimates low frequencies of a truncated progressive file from the DC coefficients of 5x5
+//! blocks.
 //!
-//! In: blocks, and the number of known bits of each value. Out: the blocks, with estimates in place
-//! of zeros that are not exact.
-//! Invariant: the values of libjpeg-turbo's `decompress_smooth_data`.
+//! In: blocks, and the number of known bits of each coefficient. Out: the blocks, with estimates in
+//! place of zeros that are not exact.
+//! Invariant: the values equal those of libjpeg-turbo's `decompress_smooth_data`.
 //! Source: ITU-T T.81, section K.8, with a larger window.
 
 use super::coefficients::Coefficients;
@@ -10,16 +11,16 @@ use super::header::{Component, Header};
 use super::scans::{SMOOTHED, State};
 use super::{Layout, most_sampling};
 
-/// Weights of the means around a block, row by row.
+/// Weights of the DC coefficients around a block, row by row.
 type Window = [[i64; 5]; 5];
 
 const NONE: [i64; 5] = [0; 5];
 
-/// The place of a value, that of the value whose window has rows and columns exchanged, and the
-/// window.
+/// Zigzag index of a coefficient, zigzag index of the coefficient with the transposed window, and
+/// the window.
 type Estimate = (usize, usize, Window);
 
-/// For components of which nothing but means is known.
+/// Estimates for components with known DC coefficients only.
 const OF_MEANS: [Estimate; 5] = [
     (
         1,
@@ -72,7 +73,7 @@ const OF_MEANS: [Estimate; 5] = [
     ),
 ];
 
-/// The means themselves, in 256ths.
+/// Weights for a smoothed DC coefficient, in units of 1/256.
 const MEAN: Window = [
     [-2, -6, -8, -6, -2],
     [-6, 6, 42, 6, -6],
@@ -81,7 +82,7 @@ const MEAN: Window = [
     [-2, -6, -8, -6, -2],
 ];
 
-/// For components of which some other values are known.
+/// Estimates for components with some known AC coefficients.
 const OF_MORE: [Estimate; 3] = [
     (1, 2, [NONE, NONE, [-7, 50, 0, -50, 7], NONE, NONE]),
     (5, 3, [NONE, NONE, [-1, 13, -24, 13, -1], NONE, NONE]),
@@ -98,10 +99,10 @@ const OF_MORE: [Estimate; 3] = [
     ),
 ];
 
-/// Estimates the values of a component.
+/// Estimates the coefficients of a component.
 ///
 /// # Shapes
-/// `blocks`: all of the component, those beyond the image too.
+/// `blocks`: all blocks of the component, including those beyond the image.
 pub(super) fn smooth(
     blocks: &mut [Coefficients],
     header: &Header,
@@ -123,8 +124,8 @@ pub(super) fn smooth(
         [0, 1].map(|side| (header.size[side] * component.sampling[side]).div_ceil(8 * most[side]));
     let means: Vec<i64> = blocks.iter().map(|block| i64::from(block[0])).collect();
     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
-        // As libjpeg counts rows: as if all units had as many rows as those of this block, of which
-        // the last ones have fewer.
+        // libjpeg counts rows as if all MCUs had as many rows as the MCU of this block. The last
+        // MCUs have fewer rows.
         let rows_of_unit = down.min(rows - row / down * down);
         let counted = row / down * rows_of_unit + row % down;
         let all = layout.size[1] * rows_of_unit;
@@ -166,7 +167,7 @@ pub(super) fn smooth(
                     continue;
                 }
                 let value = rounded(weighted(window, is_exchanged), quantization[place]);
-                // Below what is known to be zero.
+                // The estimate stays below the lowest known bit, because the known bits are zero.
                 let most = lowest_bit.map_or(i64::MAX, |bit| (1 << bit) - 1);
                 block[place] = value.clamp(-most, most) as i16;
             }

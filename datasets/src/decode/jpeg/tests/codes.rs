@@ -1,12 +1,13 @@
-//! The Huffman codes of values, for the files that the tests of whole families write.
+//! Huffman codes of coefficients, for the files that the tests of file families write.
 
-/// The codes of a scan.
+/// Huffman-coded bits of a scan.
 #[derive(Default)]
 pub(super) struct Codes {
-    /// True if all codes have 16 bits, or 8 and 9.
+    /// True if all codes have 16 bits, or 8 and 9 bits.
     has_long_codes: bool,
     bits: Vec<bool>,
-    /// The number of blocks that end here, and the bits that follow the code that counts them.
+    /// Number of blocks in the current end-of-band run, and the bits to write after the code of the
+    /// run.
     num_ended: u32,
     due: Vec<bool>,
 }
@@ -32,7 +33,7 @@ impl Codes {
         }
     }
 
-    /// Writes a run of zeros, and the value behind it.
+    /// Writes a run of zeros and the value after the run.
     pub(super) fn value(&mut self, run: usize, value: i16) {
         let size = 16 - value.unsigned_abs().leading_zeros();
         self.symbol((run << 4) as u8 | size as u8);
@@ -117,7 +118,7 @@ impl Codes {
         }
     }
 
-    /// Fills up the last byte, and writes all bytes with their stuffing.
+    /// Pads the last byte and writes all bytes with stuffing.
     pub(super) fn end(&mut self, bytes: &mut Vec<u8>) {
         self.end_blocks();
         for piece in std::mem::take(&mut self.bits).chunks(8) {

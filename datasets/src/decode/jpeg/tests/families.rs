@@ -1,14 +1,13 @@
-//! Whole families of JPEG files, written here from coefficients, against the definition of the
-//! transform in floating point.
+//! Compares the decoder with the floating-point definition of the transform. The tests write whole
+//! families of JPEG files from coefficients.
 
 use super::super::*;
 use super::codes::Codes;
 
-/// The values of a block in zigzag order. Values that a file cannot hold are 0.
+/// Coefficients of a block in zigzag order. Coefficients that a file cannot hold are 0.
 type Coefficients = [i16; 64];
 
-/// A component as it is coded: its sampling and the blocks of its plane, including those that fill
-/// up the last unit.
+/// A component: its sampling and the blocks of its plane, including padding of the last MCU.
 struct Plane {
     sampling: [usize; 2],
     stride: usize,
@@ -20,17 +19,17 @@ struct Image {
     size: [usize; 2],
     planes: Vec<Plane>,
     restart_interval: usize,
-    /// True if all codes have 16 bits, or 8 and 9.
+    /// True if all codes have 16 bits, or 8 and 9 bits.
     has_long_codes: bool,
 }
 
-/// Components, first and last place, and the lowest bit before and now.
+/// Components, first and last zigzag index, and the lowest bit of the previous and of this scan.
 type ScanOf<'a> = (&'a [usize], [usize; 2], [u32; 2]);
 
 const WHOLE: [usize; 2] = [0, 63];
 const EXACT: [u32; 2] = [0, 0];
 
-/// Returns the quantisation step of a place.
+/// Returns the quantisation step of a zigzag index.
 fn step(place: usize) -> i32 {
     4 + place as i32 / 2
 }
@@ -95,7 +94,7 @@ impl Image {
             .unwrap()
     }
 
-    /// Returns the blocks of a scan, unit by unit: component and index of the block.
+    /// Returns the blocks of a scan, MCU by MCU, as component and index of the block.
     fn units(&self, components: &[usize]) -> Vec<Vec<(usize, usize)>> {
         let mut units = Vec::new();
         let side = |side: usize, own: usize| (self.size[side] * own).div_ceil(8 * self.most(side));
@@ -207,13 +206,13 @@ impl Image {
         codes.end(bytes);
     }
 
-    /// Returns the samples of a component by the definition of the transform.
+    /// Returns the samples of a component, by the definition of the transform.
     fn samples(&self, plane: &Plane) -> Vec<Vec<f64>> {
         let mut places = Vec::new();
         for diagonal in 0..15usize {
             let upwards = (diagonal.saturating_sub(7)..=diagonal.min(7))
                 .map(|column| (diagonal - column, column));
-            // Row and column. Even diagonals run upwards.
+            // Row and column of a zigzag index. Even diagonals run upwards.
             places.extend(if diagonal % 2 == 0 {
                 upwards.collect::<Vec<_>>()
             } else {
@@ -246,8 +245,8 @@ impl Image {
         samples
     }
 
-    /// Returns the pixels. Colours of half the size are three parts the nearest and one part the
-    /// next.
+    /// Returns the pixels. Colours of half the size are interpolated: three parts of the nearest
+    /// and one part of the next.
     fn pixels(&self) -> Vec<f64> {
         let [width, height] = self.size;
         let mut channels = Vec::new();
@@ -256,7 +255,7 @@ impl Image {
             let [across, down] = [0, 1].map(|side| self.most(side) / plane.sampling[side]);
             let [narrow, short] = [width.div_ceil(across), height.div_ceil(down)];
             let is_mixed = matches!([across, down], [2, 1 | 2]) && narrow > 2;
-            // The nearest sample, the next one, and the share of the next one.
+            // The nearest sample, the next one, and the weight of the next one.
             let around = |at: usize, factor: usize, len: usize, is_mixed: bool| {
                 let near = at / factor;
                 let next = if at.is_multiple_of(2) {
@@ -285,7 +284,7 @@ impl Image {
             let value = |channel: usize| channels[channel][index];
             let rgb = match channels.len() {
                 1 => [value(0); 3],
-                // Ink is inverted in the file.
+                // Files store ink inverted.
                 4 => [0, 1, 2].map(|ink| value(ink) * value(3) / 255.0),
                 _ => {
                     let [blue, red] = [value(1) - 128.0, value(2) - 128.0];
@@ -324,7 +323,7 @@ impl Image {
         );
         let pixels = pixels.unwrap_or_else(|reason| panic!("{name}: {reason}"));
         for (index, (got, expected)) in pixels.iter().zip(self.pixels()).enumerate() {
-            // Samples differ by at most 1, colours by at most 2.
+            // Samples differ by at most 1, and colours by at most 2.
             assert!(
                 (f64::from(*got) - expected).abs() < 5.0,
                 "{name}: value {index}: {got}, expected {expected}"
@@ -333,7 +332,7 @@ impl Image {
     }
 }
 
-/// One side is as large as a unit or its neighbours, and the other one differs.
+/// One side is close to the size of an MCU, and the other side varies.
 const SIZES: [[usize; 2]; 9] = [
     [1, 1],
     [3, 5],

@@ -1,4 +1,4 @@
-//! Tests of the JPEG decoder, on files that Pillow and `cjpeg` wrote.
+//! Tests of the JPEG decoder with files of Pillow and `cjpeg`.
 
 mod codes;
 mod families;
@@ -12,7 +12,8 @@ use crate::memory::to_hex;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/images/resize");
 
-/// Returns name, bytes and SHA-256 of Pillow's pixels of each file that the decoder reads.
+/// Returns the name, the bytes and the SHA-256 of Pillow's pixels, for each file that the decoder
+/// reads.
 fn files() -> Vec<(String, Vec<u8>, String)> {
     let digests = std::fs::read_to_string(format!("{FOLDER}/rows.txt")).unwrap();
     let mut files = Vec::new();
@@ -95,7 +96,7 @@ fn a_file_with_any_byte_changed_is_decoded_or_refused() {
             for change in [0xFF, 0x01, 0x80] {
                 let mut changed = bytes.clone();
                 changed[place] ^= change;
-                // Changed sizes are decoded, too, unless they are too large for a test.
+                // Files with a changed size are decoded, too, unless they are too large for a test.
                 let header = Header::read(&changed)
                     .ok()
                     .filter(|header| header.size.iter().product::<usize>() < 1 << 18);
@@ -152,7 +153,7 @@ fn kinds_that_pillow_refuses_are_refused_by_name() {
             changed[frame + 5] = 0;
         }
         if place == 11 {
-            // Three values of brightness for two colours.
+            // The brightness has three samples for every two samples of a colour.
             changed[frame + 14] = 0x21;
         }
         let decoded = Header::read(&changed).and_then(|header| {
