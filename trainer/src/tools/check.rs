@@ -1,8 +1,9 @@
-//! Checks of a job, a device or a run: one kind of check, one table.
+//! Checks of a job, a device or a run, and their common table.
 //!
-//! In: a name, a claim, a judgement of gathered facts. Out: [`Checked`], its lines, a conclusion.
-//! Invariant: a check that breaks off fails, and the others still run; a skipped check never counts as passed; NaN is
-//! never within a tolerance.
+//! In: a name, a claim, a function that judges gathered facts. Out: [`Checked`], its lines, a
+//! conclusion.
+//! Invariant: a check that returns an error or panics fails, and the other checks still run. A
+//! skipped check never counts as passed. NaN is outside every tolerance.
 
 use anyhow::{Result, anyhow};
 use records::{counted, wrapped};
@@ -15,14 +16,14 @@ use crate::world::panics;
 const NAME_COLUMNS: usize = 15;
 const VERDICT_COLUMNS: usize = 8;
 
-/// Least columns of the text.
+/// Minimum width of the text, columns.
 const TEXT_COLUMNS: usize = 30;
 
-/// Verdicts by severity.
+/// Verdict of a check, ordered by severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// The check could not be made.
+    /// The check could not run.
     Skipped,
     /// The claim holds.
     Ok,
@@ -34,7 +35,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the word in the table.
+    /// Returns the verdict as the table shows it.
     pub fn word(self) -> &'static str {
         match self {
             Self::Skipped => "skipped",
@@ -44,19 +45,19 @@ impl Verdict {
         }
     }
 
-    /// Returns the worst verdict; skipped if every check was skipped.
+    /// Returns the worst verdict. Returns `Skipped` if every check was skipped.
     pub fn of_all(checks: &[Checked]) -> Self {
         let verdicts = checks.iter().map(|check| check.finding.verdict);
         verdicts.max().unwrap_or(Self::Skipped)
     }
 }
 
-/// A check: what it claims, and the function that judges it.
+/// A check: its claim, and the function that judges the claim.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<F> {
     /// Name in the table.
     pub name: &'static str,
-    /// Claim that holds where the verdict is ok.
+    /// Statement that is true if the verdict is ok.
     pub claim: &'static str,
     /// Function from the gathered facts to a [`Finding`].
     pub judge: F,
@@ -69,14 +70,14 @@ pub struct Finding {
     pub verdict: Verdict,
     /// Facts that led to the verdict.
     pub found: String,
-    /// Action that the verdict calls for.
+    /// Recommended action.
     pub remedy: Option<String>,
     /// Numbers compared with expectations.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub comparisons: Vec<Compared>,
 }
 
-/// A check that was made.
+/// Completed check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checked {
     /// Name of the check.
@@ -86,7 +87,7 @@ pub struct Checked {
     /// Result.
     #[serde(flatten)]
     pub finding: Finding,
-    /// Duration.
+    /// Duration, seconds.
     pub seconds: f64,
 }
 
@@ -121,17 +122,17 @@ impl Finding {
         Self::new(Verdict::Ok, found, None)
     }
 
-    /// Returns a finding after which a job would train badly.
+    /// Returns a finding that a job would train slowly or with a risk.
     pub fn warn(found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::new(Verdict::Warn, found, Some(remedy.into()))
     }
 
-    /// Returns a finding after which no job should start.
+    /// Returns a finding that a job would fail or train wrongly.
     pub fn fail(found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::new(Verdict::Fail, found, Some(remedy.into()))
     }
 
-    /// Judges comparisons; without any comparison the check fails.
+    /// Judges comparisons. The check fails without any comparison.
     pub fn compared(comparisons: Vec<Compared>) -> Self {
         let passes = !comparisons.is_empty() && comparisons.iter().all(|one| one.passes);
         let verdict = if passes { Verdict::Ok } else { Verdict::Fail };
@@ -142,7 +143,7 @@ impl Finding {
     }
 }
 
-/// Error of a check that could not be made, with the reason.
+/// Error of a check that could not run, with the reason.
 #[derive(Debug)]
 pub struct Skipped(pub String);
 
@@ -160,7 +161,7 @@ impl<F> Check<F> {
         Self { name, claim, judge }
     }
 
-    /// Makes the check. A panic is part of it, as backends panic where they cannot compute something.
+    /// Runs the check. A panic fails the check: backends panic on unsupported operations.
     pub fn run(&self, judge: impl FnOnce(&F) -> Result<Finding>) -> Checked {
         let start = Instant::now();
         let finding =
@@ -190,7 +191,7 @@ impl Compared {
         }
     }
 
-    /// Compares a count with an expectation that it may miss by `tolerance`.
+    /// Compares a count with an expected count that it may miss by `tolerance`.
     pub fn count(what: impl Into<String>, expected: u64, got: u64, tolerance: u64) -> Self {
         Self {
             what: what.into(),
@@ -212,7 +213,7 @@ impl Compared {
         }
     }
 
-    /// Compares the bits of values.
+    /// Compares values bit by bit.
     pub fn same_bits(what: impl Into<String>, expected: &[f32], got: &[f32]) -> Self {
         let pairs = expected.iter().zip(got);
         let num_differing = pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count();
@@ -236,7 +237,7 @@ impl Compared {
         }
     }
 
-    /// Returns a fact that is shown and not judged.
+    /// Returns a fact that is shown but not judged.
     pub fn shown(what: impl Into<String>, got: impl Into<String>) -> Self {
         Self {
             what: what.into(),
@@ -266,7 +267,7 @@ pub fn header() -> String {
 }
 
 impl Checked {
-    /// Returns the lines of the check in the table; the remedy is indented below the findings.
+    /// Returns the table lines of the check. The remedy is indented below the findings.
     pub fn lines(&self, look: ConsoleLook) -> Vec<String> {
         let indent = NAME_COLUMNS + VERDICT_COLUMNS;
         let columns = look.width.saturating_sub(indent + 1).max(TEXT_COLUMNS);
@@ -294,8 +295,9 @@ impl Checked {
     }
 }
 
-/// Returns the last lines: the verdict, `about`, the number of checks by verdict, and one of the meanings of ok, warn
-/// and FAIL.
+/// Returns the last lines: the verdict, `about`, and the number of checks by verdict.
+///
+/// `meanings` explain ok, warn and FAIL. The lines end with the meaning of the verdict.
 pub fn conclusion(
     command: &str,
     about: &str,
@@ -328,14 +330,14 @@ pub fn conclusion(
         of(Verdict::Fail).count(),
     );
     let mut lines = wrapped(&text, look.width.saturating_sub(1).max(TEXT_COLUMNS));
-    // The word is in the first line.
+    // The verdict is in the first line.
     if let Some(first) = lines.first_mut() {
         *first = first.replacen(word, &painted(word, verdict, look), 1);
     }
     lines
 }
 
-/// Colours a text by its number in the terminal's palette.
+/// Returns the text in the colour of its verdict, if the console has colours.
 fn painted(text: &str, verdict: Verdict, look: ConsoleLook) -> String {
     let colour = match verdict {
         _ if !look.is_colored => return text.to_owned(),

@@ -1,7 +1,7 @@
-//! The kernels that a GPU runs in a training step: number, times, idle time.
+//! Kernels that a GPU runs in a training step: number, times, idle time.
 //!
 //! In: observed steps. Out: [`DeviceKernels`]; nothing for CPU backends, which launch no kernels.
-//! Invariant: observation adds no waiting; the device's clock is read after the steps.
+//! Invariant: observation adds no waiting. The device's clock is read after the steps.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use records::{DeviceKernels, KernelShare};
 #[derive(Clone, Debug, PartialEq)]
 struct Launch {
     name: String,
-    /// Begin and end by the device's clock.
+    /// Start and end by the device's clock.
     span: Option<(Duration, Duration)>,
 }
 
@@ -56,8 +56,9 @@ fn summed(launches: &[Launch], steps: usize) -> DeviceKernels {
     }
 }
 
-/// Runs steps by `make`, which returns when the device has finished them, and summarises their kernels; `None` without
-/// any.
+/// Runs steps with `make` and summarises their kernels. Returns `None` if there are no kernels.
+///
+/// `make` must return after the device has finished the steps.
 pub fn observed(steps: usize, make: impl FnOnce() -> Result<()>) -> Result<Option<DeviceKernels>> {
     let launches = observer::launches(make)?;
     Ok((!launches.is_empty()).then(|| summed(&launches, steps)))
@@ -86,7 +87,7 @@ mod observer {
 
     use super::Launch;
 
-    /// Keeps every launch and its measurement, unread.
+    /// Log of every launch with its measurement. Measurements are read after the steps.
     #[derive(Default)]
     struct LaunchLog(Mutex<Vec<(&'static str, Option<ProfileDuration>)>>);
 
@@ -106,7 +107,8 @@ mod observer {
         }
 
         fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
-            // The profile follows its launch on the same thread; launches of other threads may lie between.
+            // The profile follows its launch on the same thread. Launches of other threads may lie
+            // between the two.
             let mut launches = self.lock();
             if let Some((_, span)) = launches
                 .iter_mut()
@@ -126,7 +128,7 @@ mod observer {
         let made = make();
         drop(observation);
         made?;
-        // Any instant before the first launch; only differences count.
+        // Any instant before the first launch works, because only differences count.
         let epoch = Instant::now()
             .checked_sub(Duration::from_secs(3600))
             .unwrap_or_else(Instant::now);
@@ -162,7 +164,7 @@ mod tests {
 
     #[test]
     fn times_are_summed_by_name_and_idle_time_is_not_covered_by_any_kernel() {
-        // b overlaps a; 7 ms lie between them and c, which is listed first.
+        // Kernel b overlaps a. The device idles for 7 ms between them and c, which is listed first.
         let launches = [
             launch("c", Some((20, 24))),
             launch("a", Some((0, 10))),

@@ -1,11 +1,14 @@
-//! The measured job as files for other programs: `--export-job`.
+//! Export of the measured job for other programs: `--export-job`.
 //!
-//! In: the job of `trainer bench`. Out: `job.json`, `weights.safetensors` (the initial weights
-//! under PyTorch's names) and a `batches-rank<R>.safetensors` of each rank: `images` `[B, N, H, W,
-//! C]`, normalised, and `labels` `[B, N]`, in the order of use; after the last batch the first
-//! follows.
-//! Invariant: the numbers have the bits that this program computes with. A file is complete or
-//! absent.
+//! In: the job of `trainer bench`. Out: these files.
+//!
+//! - `job.json`: the options of the job
+//! - `weights.safetensors`: the initial weights under PyTorch's names
+//! - `batches-rank<R>.safetensors` of each rank: normalised `images` `[B, N, H, W, C]`, and
+//!   `labels` `[B, N]`
+//!
+//! Batches are in the order of use. The first batch follows the last.
+//! Invariant: the numbers have the same bits as in this program. A file is complete or absent.
 
 use std::path::Path;
 
@@ -20,7 +23,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use crate::config::cli::ModelArgs;
 use crate::config::{BenchConfig, SgdConfig};
 
-/// Returns the job of these flags of a residual network for `ranks` that train with this optimizer.
+/// Returns the job of a residual network that trains with these options on `ranks` ranks.
 pub fn job(
     config: &BenchConfig,
     ranks: usize,
@@ -56,7 +59,7 @@ pub fn job(
     })
 }
 
-/// Writes the job of all ranks into a directory, and makes it.
+/// Creates a directory and writes the job of all ranks into it.
 pub fn export(
     directory: &Path,
     job: &ExportedJob,

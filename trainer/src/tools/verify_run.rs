@@ -1,6 +1,7 @@
 //! Comparison of a run's first steps with their repetition, bit by bit.
 //!
-//! In: the hashes and manifests of both. Out: a [`RunComparison`]. Invariant: a function of its arguments.
+//! In: hashes and manifests of a run and of its repetition. Out: a [`RunComparison`].
+//! Invariant: the comparison is a function of its arguments.
 
 use records::{Manifest, StepHashes};
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::check::{Check, Checked, Finding};
 use crate::measure::manifest::bearing_on_bits;
 
-/// One launch and the hashes of its first steps.
+/// Manifest of a launch, and hashes of its first steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recording {
     /// Manifest of the launch.
@@ -17,25 +18,25 @@ pub struct Recording {
     pub hashes: Vec<StepHashes>,
 }
 
-/// Differences of run and repetition.
+/// Differences between a run and its repetition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunComparison {
     /// First step with different hashes.
     pub difference: Option<Difference>,
-    /// Differences of the launches, in words.
+    /// Differences between the launches, in words.
     pub launches: Vec<String>,
 }
 
 /// A step with different hashes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Difference {
-    /// Number from 0.
+    /// Step number, from 0.
     pub step: u64,
     /// Ranks whose loss before the step's update differs.
     pub losses: Vec<usize>,
     /// Ranks whose parameters after the step differ.
     pub parameters: Vec<usize>,
-    /// Root's tensors that differ after the step, in module order.
+    /// Tensors of root that differ after the step, in module order.
     pub tensors: Vec<String>,
 }
 
@@ -45,7 +46,7 @@ impl Difference {
     }
 }
 
-/// Compares the first `num_steps` steps, or as many as both have.
+/// Compares the first `num_steps` steps, or fewer if a recording has fewer.
 pub fn compare(run: &Recording, repetition: &Recording, num_steps: usize) -> RunComparison {
     let names = run.hashes.first().map_or(&[][..], |first| &first.names);
     let steps = run.hashes.iter().zip(&repetition.hashes).take(num_steps);
@@ -69,7 +70,7 @@ fn difference(run: &StepHashes, repetition: &StepHashes, names: &[String]) -> Di
             .cloned()
             .unwrap_or_else(|| format!("tensor {place}"))
     };
-    // On another number of ranks, every rank has other samples.
+    // With a different number of ranks, every rank has different samples.
     let has_same_ranks = run.losses.len() == repetition.losses.len();
     let of_ranks = |run, repetition| {
         if has_same_ranks {
@@ -91,7 +92,7 @@ fn difference(run: &StepHashes, repetition: &StepHashes, names: &[String]) -> Di
 
 fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
     let facts = |manifest: &Manifest| {
-        // The hash covers version and ranks.
+        // The hash covers the version and the number of ranks.
         let options = ("hash of the options", manifest.config_hash.clone());
         bearing_on_bits(manifest)
             .into_iter()
@@ -114,7 +115,7 @@ fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
 }
 
 impl RunComparison {
-    /// Returns the comparison of this number of steps as a check.
+    /// Returns the comparison of the first `num_steps` steps as a check.
     pub fn checked(&self, num_steps: usize) -> Checked {
         let check = Check {
             name: "repetition",

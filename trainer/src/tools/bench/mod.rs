@@ -1,8 +1,9 @@
-//! The speed of a training step on random pixels.
+//! Benchmark of a training step on random pixels.
 //!
-//! In: the configuration, the ranks. Out: [`BenchResult`], and the step without waiting for a
-//! prediction.
-//! Invariant: the step is that of `train`, but its input is only a copy.
+//! In: the configuration, the ranks. Out: [`BenchResult`], and the profile of a step without
+//! waiting.
+//! Invariant: the measured steps are the steps of `train`. Only the input differs: it copies a few
+//! batches.
 
 mod profile;
 
@@ -44,12 +45,12 @@ use crate::world::ranks::{Role, World};
 /// Number of different batches.
 const NUM_BATCHES: usize = 4;
 
-/// Further steps that count and time the kernels of a GPU.
+/// Number of additional steps, in which the kernels of a GPU are counted and timed.
 const NUM_OBSERVED: usize = 4;
 
-/// Small, so that random labels do not make the loss diverge.
+/// Learning rate, small enough that the loss on random labels does not diverge.
 const LEARNING_RATE: f64 = 0.01;
-/// Use of the gradients in a measured step.
+/// Optimizer of the measured steps.
 const SGD: SgdConfig = SgdConfig {
     momentum: 0.9,
     nesterov: false,
@@ -62,19 +63,21 @@ const SGD: SgdConfig = SgdConfig {
 pub struct Measurement {
     /// Printed result.
     pub result: BenchResult,
-    /// Speed over the slowest rank's steps.
+    /// Speed over the steps of the slowest rank.
     pub stats: ThroughputStats,
-    /// This rank's seconds in steps.
+    /// Time of this rank in steps, seconds.
     pub own_seconds: f64,
-    /// Step without waiting: times of the slowest rank, arrivals of gradients and kernels of this
-    /// one.
+    /// Profile of a step without waiting.
+    ///
+    /// Phase times are those of the slowest rank. Gradient and kernel times are those of this rank.
     pub profile: ProfileFile,
     calls: KernelCalls,
 }
 
 impl Measurement {
-    /// Measures the step's kernels separately, on all ranks of a machine at once, because they share
-    /// its memory.
+    /// Measures each kernel of the step separately.
+    ///
+    /// All ranks of a machine measure at once, because they share its memory.
     pub fn add_alone(&mut self) {
         self.result.activation_walks = self.calls.walks();
         for kernel in self.calls.alone() {
@@ -90,7 +93,7 @@ impl Measurement {
 }
 
 // tidy: long function because it ends with one record of all results
-/// Measures training steps; `None` on a rank that only served parameters.
+/// Measures training steps. Returns `None` on a rank that only serves parameters.
 /// Collective: all ranks.
 pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
     trace::check(config.sync.trace.as_deref(), &[], &*world.communicator)?;
@@ -151,8 +154,8 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
         trace.as_ref(),
         &*communicator,
     )?;
-    // Before further steps, which launch each kernel and use memory in addition to a captured
-    // step's.
+    // Read before the additional steps: they launch each kernel, and use more memory than a
+    // captured step.
     let device_memory_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
     let device_kernels = device_kernels(num_steps, num_observed, &mut stepper, &mut input)?;
     let own_seconds = measured.times.seconds.step_total();
@@ -165,7 +168,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     let result = BenchResult {
         model: config.model_name.clone(),
         dtype: config.compute.dtype().to_string(),
-        // A family without this choice uses burn's layers.
+        // A model family without a choice of kernels uses burn's layers.
         kernels: config.compute.kernels.unwrap_or(Kernels::Stock).to_string(),
         device: format!("{device:?}"),
         ranks: communicator.world_size(),
@@ -220,7 +223,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
     }))
 }
 
-/// Makes further steps that count and time the kernels of a GPU.
+/// Runs additional steps that count and time the kernels of a GPU.
 fn device_kernels<M: ImageClassifier>(
     num_steps: usize,
     num_observed: usize,
@@ -242,21 +245,21 @@ fn device_kernels<M: ImageClassifier>(
     })
 }
 
-/// This rank's measurement, without the warm-up except in the scores.
+/// Measurement of this rank. Only the scores include the warm-up.
 struct Measured {
     times: RankTimes,
-    /// Begin and end.
+    /// Start and end.
     unix_s: [f64; 2],
     kernel_seconds: BTreeMap<String, f64>,
     num_page_faults: u64,
     /// Scores of each step with samples on this rank.
     scores: Vec<ScoreSums>,
-    /// Mean time of each parameter's gradient since the begin of the last backward pass.
+    /// Mean time from the start of the last backward pass to each parameter's gradient.
     ready_s: Vec<f64>,
     traffic: StepTraffic,
 }
 
-/// Makes the warm-up and the measured steps; also returns the result of the last one.
+/// Runs the warm-up and the measured steps. Also returns the kernel calls of the last step.
 fn measure_steps<M: ImageClassifier>(
     config: &BenchConfig,
     world: &World,
@@ -272,7 +275,7 @@ fn measure_steps<M: ImageClassifier>(
     let mut energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
     let (num_warmup, num_measured) = (config.warmup_steps, config.steps);
     let num_steps = num_warmup + num_measured;
-    // On a device that updates, the scores of a step come with the next step.
+    // On a device that runs the update, the scores of a step arrive with the next step.
     let mut scores = Vec::with_capacity(num_steps);
     let mut calls = KernelCalls::default();
     let mut ready_s = vec![0.0; stepper.layout().entries().len()];
@@ -331,7 +334,7 @@ fn measure_steps<M: ImageClassifier>(
     Ok((measured, calls))
 }
 
-/// Returns the mean over the ranks; on one rank there is no waiting.
+/// Returns the mean time in communication over the ranks; 0 if one rank trains without servers.
 fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
     let has_servers = matches!(
         config.sync.method,
@@ -349,7 +352,7 @@ fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
     }
 }
 
-/// Returns the number of further steps of all ranks: none if one of them computes on a CPU.
+/// Returns the number of additional steps of every rank: 0 if any rank computes on a CPU.
 fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result<usize> {
     let mut with_kernels = [u64::from(config.compute.device.launches_kernels())];
     communicator.all_reduce_sum_u64(&mut with_kernels)?;

@@ -1,7 +1,7 @@
-//! The measured step without waiting, for predictions.
+//! Profile of the measured step without waiting, for predictions of scaling.
 //!
-//! In: the slowest rank's times. Out: [`ProfileFile`]. Invariant: its parts add up to the mean
-//! step, as measured runs report means.
+//! In: the slowest rank's times. Out: [`ProfileFile`].
+//! Invariant: the parts add up to the mean step time. Measured runs report means, too.
 
 use std::time::SystemTime;
 
@@ -14,12 +14,14 @@ use crate::measure::manifest::cpu_model;
 use crate::step::sync_plan::bucket_cap_bytes;
 use crate::tools::predict_scaling::step_of;
 
-/// Standard deviation of normal numbers over the mean difference of two of them: half the root of
-/// pi (von Neumann et al. 1941, The mean square successive difference). Drift affects all ranks of
-/// a machine alike, so it delays none.
+/// Ratio of the standard deviation of normal numbers to the mean difference of two of them.
+///
+/// The ratio is half the root of pi (von Neumann et al. 1941, The mean square successive
+/// difference). Differences exclude drift: drift affects all ranks of a machine alike and delays
+/// none.
 const OF_DIFFERENCES: f64 = 0.886_227;
 
-/// Returns the step of the slowest rank; `ready_s` is for each parameter of `layout`.
+/// Returns the profile of the slowest rank. `ready_s` has a time for each parameter of `layout`.
 pub(super) fn of(
     result: &BenchResult,
     slowest: &RankTimes,
@@ -31,7 +33,7 @@ pub(super) fn of(
     let mean_s = slowest.steps.total.as_secs_f64() / steps;
     let part = |seconds: f64| seconds / steps;
     let seconds = &slowest.seconds;
-    // On one rank there is no waiting.
+    // A single rank does not wait.
     let waiting_s = if result.ranks > 1 {
         part(seconds.communication)
     } else {
@@ -42,7 +44,7 @@ pub(super) fn of(
     let optimizer_s = part(seconds.optimizer);
     let input_s = part(seconds.data);
     let step_s = mean_s - waiting_s;
-    // Gradients are sent in the last of the backward passes.
+    // Gradients are sent during the last backward pass only.
     let passes = config.grad_accum_steps as f64;
     let before_last_s = backward_s * (passes - 1.0) / passes;
     let parameters = layout

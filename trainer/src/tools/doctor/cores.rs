@@ -1,4 +1,4 @@
-//! Which CPUs the ranks compute on.
+//! Check of the CPUs that the ranks compute on.
 
 use records::counted;
 
@@ -8,9 +8,11 @@ use super::machine::QuotaFacts;
 use super::{Facts, Node, numbers};
 use crate::tools::check::Finding;
 
-/// Returns the worst finding of all machines: shared CPUs, threads beyond a quota, shared hyper-threads, idle CPUs.
+/// Returns the worst finding of all machines.
+///
+/// A finding is about shared CPUs, threads beyond a quota, shared hyper-threads, or idle CPUs.
 pub(super) fn cores(facts: &Facts<'_>) -> Finding {
-    // The first of the worst.
+    // Of equal findings, `max_by_key` returns the last, so the reversed order selects the first.
     let worst = facts.machines.iter().rev().filter_map(of_machine);
     let worst = worst.max_by_key(|finding| finding.verdict);
     worst.unwrap_or_else(|| {
@@ -50,7 +52,7 @@ fn of_machine(node: &Node<'_>) -> Option<Finding> {
         .or_else(|| idle(node))
 }
 
-/// Returns the ranks under a quota; containers may give different groups the same name.
+/// Returns the ranks under a quota. Groups of different containers may have the same name.
 fn under<'a>(node: &Node<'a>, name: &str, quota: &QuotaFacts) -> Vec<&'a RankFacts> {
     let is_under = |rank: &&RankFacts| {
         let mut quotas = rank.processors.quotas.iter();
@@ -91,7 +93,7 @@ fn beyond_quota(node: &Node<'_>) -> Option<Finding> {
     Some(Finding::warn(found, remedy))
 }
 
-/// Finds CPUs that no rank uses, if there is at least one for each rank.
+/// Finds idle CPUs, if at least one is idle for each rank.
 fn idle(node: &Node<'_>) -> Option<Finding> {
     let computes_elsewhere =
         |rank: &&RankFacts| rank.compute.as_ref().map_or(true, |compute| compute.is_gpu);
@@ -130,7 +132,7 @@ fn idle(node: &Node<'_>) -> Option<Finding> {
     ))
 }
 
-/// Returns the ranks with overlapping CPUs, and all of these CPUs.
+/// Returns groups of ranks with overlapping CPUs, and all CPUs of each group.
 fn groups<'a>(node: &Node<'a>) -> Vec<(Vec<&'a RankFacts>, CpuSet)> {
     let mut groups: Vec<(Vec<&'a RankFacts>, CpuSet)> = Vec::new();
     for &rank in &node.ranks {
@@ -148,7 +150,7 @@ fn groups<'a>(node: &Node<'a>) -> Vec<(Vec<&'a RankFacts>, CpuSet)> {
     groups
 }
 
-/// Finds more threads than CPUs in a group.
+/// Finds a group with more threads than CPUs.
 fn crowded(node: &Node<'_>, group: &[&RankFacts], processors: &CpuSet) -> Option<Finding> {
     let num_threads = sum_of_threads(group);
     let num_processors = processors.len();
@@ -188,7 +190,7 @@ fn crowded(node: &Node<'_>, group: &[&RankFacts], processors: &CpuSet) -> Option
     Some(Finding::warn(found, remedy))
 }
 
-/// Finds two ranks with different CPUs that are hyper-threads of one core.
+/// Finds two ranks whose different CPUs are hyper-threads of one core.
 fn shared_core(node: &Node<'_>) -> Option<Finding> {
     let mut cores: Vec<(&CpuSet, &RankFacts)> = Vec::new();
     for &rank in &node.ranks {

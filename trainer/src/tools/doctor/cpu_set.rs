@@ -8,13 +8,13 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
-/// Some of a machine's CPUs, by number.
+/// CPUs of a machine, by number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct CpuSet(BTreeSet<usize>);
 
 impl CpuSet {
-    /// Reads a set; other parts of the text are ignored.
+    /// Parses a set. Ignores other parts of the text.
     pub fn parse(text: &str) -> Self {
         let range = |part: &str| {
             let (first, last) = part

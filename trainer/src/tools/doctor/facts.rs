@@ -1,7 +1,8 @@
-//! Facts of a rank, and the examination by all ranks together.
+//! Facts of a rank, gathered by all ranks together.
 //!
 //! In: the world, a configuration. Out: [`RankFacts`] of all ranks, on every rank.
-//! Invariant: an error of one rank is gathered as a fact; only a failed collective ends the examination.
+//! Invariant: an error of one rank is gathered as a fact. Only a failed collective ends the
+//! examination.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -28,10 +29,10 @@ use crate::measure::timer::seconds_since_1970;
 use crate::model::data;
 use crate::world::ranks::World;
 
-/// Longest wait for root's file on another node; NFS shows it seconds later.
+/// Timeout for root's file to appear on another node. NFS shows new files seconds later.
 const LOOK_FOR: Duration = Duration::from_secs(5);
 
-/// Facts of one rank; a fact that could not be found is an error with the reason.
+/// Facts of one rank. An unavailable fact is an error with the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankFacts {
     pub(super) place: PlaceFacts,
@@ -39,7 +40,7 @@ pub struct RankFacts {
     pub(super) processors: ProcessorFacts,
     pub(super) compute: Result<ComputeFacts, String>,
     pub(super) gpus: GpuFacts,
-    /// NCCL; only of the first rank of a node that computes on a GPU.
+    /// NCCL; present only on the first rank of a node that computes on a GPU.
     pub(super) nccl: Option<NcclFacts>,
     pub(super) memory: MemoryFacts,
     /// Number of packages with readable energy.
@@ -49,13 +50,15 @@ pub struct RankFacts {
     /// Offset of root's wall clock.
     pub(super) clock: ClockOffset,
     pub(super) data: Result<DataFacts, String>,
-    /// Output directory; only of root.
+    /// Output directory; present only on root.
     pub(super) output: Option<OutputFacts>,
-    /// Visibility of root's file in the output directory; only of the first rank of every other node.
+    /// True if root's file in the output directory is visible.
+    ///
+    /// Present only on the first rank of every other node.
     pub(super) sees_output: Option<bool>,
 }
 
-/// Place of a rank by MPI and by its launcher.
+/// Place of a rank according to MPI and to its launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PlaceFacts {
     pub(super) rank: usize,
@@ -65,7 +68,7 @@ pub(super) struct PlaceFacts {
     pub(super) node: String,
     /// Launcher and its number of tasks.
     pub(super) launcher: Option<(String, usize)>,
-    /// Disagreement of launcher and MPI, and its remedy.
+    /// Disagreement between launcher and MPI, and its remedy.
     pub(super) complaint: Option<(String, String)>,
 }
 
@@ -162,8 +165,9 @@ pub fn examine(config: &DoctorConfig, world: &World) -> Result<Vec<RankFacts>> {
         .collect()
 }
 
-/// Returns true for a process without other ranks that its launcher started as one of several tasks, but not as the
-/// first: the first one reports for all.
+/// Returns true for a process without other ranks if it is not the first of its launcher's tasks.
+///
+/// The first task reports for all tasks.
 pub fn is_follower_without_world(communicator: &dyn Communicator) -> bool {
     let launcher = Launcher::detect_from_environment().ok().flatten();
     let is_follower = launcher.is_some_and(|launcher| {

@@ -1,4 +1,4 @@
-//! The checks of the doctor, each a function of the facts of all ranks.
+//! Checks of the doctor. Each check is a function of the facts of all ranks.
 
 use records::{bytes, counted, grouped};
 
@@ -9,23 +9,25 @@ use super::storage::OutputFacts;
 use super::{Facts, Node, cores, numbers};
 use crate::tools::check::{Check, Finding};
 
-/// Digits of a hash that people compare.
+/// Number of digits of a hash in a finding.
 const DIGITS: usize = 12;
-/// Least memory of a rank.
+/// Minimum memory of a rank.
 const RANK_BYTES: u64 = 1 << 30;
-/// Least `/dev/shm`, through which the ranks of a node sum.
+/// Minimum space in `/dev/shm`, through which the ranks of a node sum.
 const SHARED_BYTES: u64 = 64 << 20;
-/// Least number of files that a process must be able to open.
+/// Minimum number of files that a process must be able to open.
 const OPEN_FILES: u64 = 1024;
-/// Least bandwidth between nodes, bytes/s: slightly more than Gigabit Ethernet.
+/// Minimum bandwidth between nodes, bytes/s: slightly more than Gigabit Ethernet.
 const SLOW_BYTES_PER_S: f64 = 0.15e9;
 /// Size from which the bandwidth, not the latency, determines the time.
 const LARGE_BYTES: u64 = 1 << 20;
-/// Offsets of clocks, seconds: files have times in the future; certificates and Slurm messages are rejected.
+/// Clock offset from which files have times in the future, seconds.
 const SKEWED_S: f64 = 1.0;
+/// Clock offset from which certificates and Slurm messages are rejected, seconds.
 const BROKEN_S: f64 = 60.0;
-/// Free bytes for checkpoints and log: little, and too little.
+/// Free bytes for checkpoints and log, below which the check warns.
 const LITTLE_BYTES: u64 = 2 << 30;
+/// Free bytes for checkpoints and log, below which the check fails.
 const NO_BYTES: u64 = 200 << 20;
 
 type Judge = fn(&Facts<'_>) -> Finding;
@@ -100,7 +102,7 @@ impl<'a> Facts<'a> {
         self.ranks.iter().filter(|rank| of(rank) != root).collect()
     }
 
-    /// Returns `, the same on 4 ranks`; nothing for one rank.
+    /// Returns `, the same on 4 ranks`. Returns an empty text for one rank.
     fn on_all(&self) -> String {
         match self.ranks.len() {
             1 => String::new(),
@@ -183,7 +185,7 @@ fn library(facts: &Facts<'_>) -> Finding {
             "use an MPI with support for threads (MPICH: --enable-threads=multiple; Open MPI 3 and later have it)",
         );
     }
-    // Package and revision follow.
+    // The package and the revision follow the first comma.
     let library = root.library.split(',').next().unwrap_or_default();
     match facts.ranks.len() {
         1 => Finding::ok(format!("{library}; one rank does not need it")),
@@ -459,7 +461,7 @@ fn bandwidth(facts: &Facts<'_>) -> Finding {
     if num_ranks == 1 {
         return Finding::ok("one rank, nothing to reduce");
     }
-    // All ranks wait for the slowest.
+    // All ranks wait for the slowest rank.
     let slowest = |way: usize, size: usize| {
         let of_rank = |rank: &RankFacts| rank.sums.get(way)?.speeds.get(size).copied();
         let speeds = facts.ranks.iter().filter_map(of_rank);
@@ -530,7 +532,7 @@ fn clocks(facts: &Facts<'_>) -> Finding {
         named(&[worst])
     );
     let remedy = "synchronise the clocks by NTP; chronyc tracking shows their state";
-    // The part that the time of the messages cannot explain.
+    // The part of the offset that the message times cannot explain.
     match skew(worst) - worst.clock.uncertainty_s {
         certain if certain > BROKEN_S => Finding::fail(found, remedy),
         certain if certain > SKEWED_S => Finding::warn(found, remedy),

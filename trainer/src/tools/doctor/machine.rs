@@ -1,6 +1,7 @@
 //! Facts of this rank's machine, from Linux.
 //!
-//! In: `/proc` and `/sys`. Out: plain facts. Invariant: an unknown fact is `None` or empty, never an error.
+//! In: `/proc` and `/sys`. Out: plain facts.
+//! Invariant: an unknown fact is `None` or empty, never an error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,13 +27,13 @@ pub(super) struct ProcessorFacts {
     pub(super) boot: String,
     /// CPUs of the machine in the cpuset of the job's control group.
     pub(super) machine: CpuSet,
-    /// Number of them that the scheduler granted to the job.
+    /// Number of the machine's CPUs that the scheduler granted to the job.
     pub(super) granted: Option<usize>,
     /// CPUs in this rank's affinity mask.
     pub(super) allowed: CpuSet,
-    /// CPU quotas of this rank's control group and of the groups around it.
+    /// CPU quotas of this rank's control group and of its ancestors.
     pub(super) quotas: Vec<QuotaFacts>,
-    /// Hyper-threads of each core with an allowed CPU; cores with one CPU are left out.
+    /// Hyper-threads of each core with an allowed CPU. Cores with one CPU are omitted.
     pub(super) siblings: Vec<CpuSet>,
 }
 
@@ -50,11 +51,11 @@ pub(super) struct QuotaFacts {
 pub(super) struct MemoryFacts {
     /// Memory available without swapping.
     pub(super) available_bytes: Option<u64>,
-    /// Rest of the memory limit of the job's control group.
+    /// Remaining memory under the limit of the job's control group.
     pub(super) group_left_bytes: Option<u64>,
     /// Free space of `/dev/shm`.
     pub(super) shared_free_bytes: Option<u64>,
-    /// Limit of open files of this process.
+    /// Maximum number of open files of this process.
     pub(super) open_files: Option<u64>,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct GpuFacts {
 pub(super) struct NcclFacts {
     /// Version of the loaded library.
     pub(super) version: Option<String>,
-    /// Files of NCCL in the loader's directories.
+    /// NCCL's files in the loader's directories.
     pub(super) files: Vec<String>,
 }
 
@@ -98,7 +99,7 @@ fn names(directory: impl AsRef<Path>) -> Vec<String> {
     names
 }
 
-/// Returns the value of `key` in lines of `key value` or `key: value`.
+/// Returns the value of `key` in lines of the form `key value` or `key: value`.
 fn value<'a>(lines: &'a str, key: &str) -> Option<&'a str> {
     lines.lines().find_map(|line| {
         let rest = line.strip_prefix(key)?;
@@ -189,8 +190,10 @@ pub(super) fn free_bytes(path: &Path) -> Result<u64, String> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Returns the least rest of the memory limits of a process whose `/proc/self/cgroup` has the text `groups`: of its
-/// group and of those around it. Cached pages of files count as free.
+/// Returns the smallest remaining memory under the limits of a process's control groups.
+///
+/// `groups` is the process's `/proc/self/cgroup`. The limits are those of its group and of the
+/// group's ancestors. Cached pages of files count as free.
 fn group_left(root: &Path, groups: &str) -> Option<u64> {
     const VERSION_1: [&str; 3] = [
         "memory.limit_in_bytes",
@@ -205,7 +208,7 @@ fn group_left(root: &Path, groups: &str) -> Option<u64> {
         } else {
             VERSION_1
         };
-        // Version 1 writes the largest number of pages for no limit.
+        // Without a limit, version 1 writes the largest number of pages.
         let limit = number(limit).filter(|&limit| limit < 1 << 60)?;
         let used = number(used)?;
         let statistics = text(directory.join("memory.stat")).unwrap_or_default();
@@ -247,7 +250,7 @@ pub(super) fn nccl() -> NcclFacts {
 
 /// Returns NCCL's files in the directories of LD_LIBRARY_PATH and in the output of `ldconfig -p`.
 fn nccl_files(folders: &str, cache: &str, exists: impl Fn(&Path) -> bool) -> Vec<String> {
-    // The loaded one, and the one of packages without headers.
+    // The program loads the first name. Packages without headers have only the second.
     const NAMES: [&str; 2] = ["libnccl.so", "libnccl.so.2"];
     let folders = folders.split(':').filter(|folder| !folder.is_empty());
     let in_folders = folders.flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));

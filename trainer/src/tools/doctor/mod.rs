@@ -1,8 +1,9 @@
 //! `trainer doctor`: checks whether a job with these resources would train well.
 //!
-//! In: the ranks, their machines, a data set, a directory. Out: a [`Diagnosis`], the same on all ranks.
-//! Invariant: the findings of a rank are gathered before anything is judged, so no rank waits for one that stopped;
-//! judging is a function of the gathered facts.
+//! In: the ranks, their machines, a data set, a directory. Out: a [`Diagnosis`], the same on all
+//! ranks.
+//! Invariant: all facts are gathered before any fact is judged, so no rank waits for a stopped
+//! rank. The judgement is a function of the gathered facts.
 
 mod cores;
 mod cpu_set;
@@ -23,7 +24,7 @@ use self::cpu_set::CpuSet;
 use super::check::{Checked, Verdict, conclusion, header};
 use crate::measure::report::ConsoleLook;
 
-/// Lines of the map that are shown.
+/// Maximum number of lines of the map.
 const MAP_LINES: usize = 24;
 
 /// Result of the examination; `--json` prints it.
@@ -50,24 +51,24 @@ pub struct MapLine {
     pub node: String,
     /// Ranks, as `0-3,8`.
     pub ranks: String,
-    /// CPUs that each of them may use.
+    /// CPUs that each of the ranks may use.
     pub cores: String,
-    /// Compute threads of each of them; `None` if it cannot compute.
+    /// Compute threads of each of the ranks; `None` if the ranks cannot compute.
     pub threads: Option<usize>,
 }
 
-/// The facts of all ranks, grouped.
+/// Facts of all ranks, grouped.
 struct Facts<'a> {
     root: &'a RankFacts,
     ranks: &'a [RankFacts],
     nodes: Vec<Node<'a>>,
-    /// Machines, on which nodes may be containers.
+    /// Machines. Several nodes may be containers of one machine.
     machines: Vec<Node<'a>>,
 }
 
-/// The ranks of a node or machine.
+/// Ranks of a node or machine.
 struct Node<'a> {
-    /// Name of the node of its first rank.
+    /// Node of the first rank.
     name: &'a str,
     ranks: Vec<&'a RankFacts>,
 }
@@ -75,7 +76,7 @@ struct Node<'a> {
 /// Judges the facts of all ranks.
 ///
 /// # Panics
-/// When there are no ranks.
+/// If there are no ranks.
 pub fn diagnose(ranks: Vec<RankFacts>) -> Diagnosis {
     let facts = Facts {
         root: &ranks[0],
@@ -134,7 +135,7 @@ fn map_of(node: &Node<'_>) -> Vec<MapLine> {
     node.ranks.chunk_by(is_alike).map(line).collect()
 }
 
-/// Returns the numbers of ranks, as `0-3,8`.
+/// Returns the rank numbers in the form `0-3,8`.
 fn numbers(ranks: &[&RankFacts]) -> String {
     ranks
         .iter()
@@ -144,7 +145,7 @@ fn numbers(ranks: &[&RankFacts]) -> String {
 }
 
 impl Diagnosis {
-    /// Returns the lines of map, table and conclusion.
+    /// Returns the lines of the map, the table and the conclusion.
     pub fn lines(&self, look: ConsoleLook) -> Vec<String> {
         let mut lines = self.map_lines(look);
         lines.push(String::new());

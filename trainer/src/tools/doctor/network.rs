@@ -1,7 +1,8 @@
 //! Correctness and speed of sums over the ranks.
 //!
-//! In: a communicator. Out: [`SumFacts`] of the library's all-reduce and of the trainer's default one.
-//! Invariant: every rank makes the same number of sums, which the slowest rank determines.
+//! In: a communicator. Out: [`SumFacts`] of the library's all-reduce and of the trainer's default
+//! all-reduce.
+//! Invariant: every rank makes the same number of sums. The slowest rank determines the number.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,20 +11,21 @@ use distributed::gradients::{AllReducer, ReductionKind};
 use distributed::{CollectiveError, Communicator};
 use serde::{Deserialize, Serialize};
 
-/// Lengths of known sums: one, a prime, and more than a piece of any algorithm.
+/// Lengths of the checked sums: one, a prime, and more than one piece of any algorithm.
 const LENGTHS: [usize; 3] = [1, 1009, 200_003];
 
 /// Timed sizes, bytes.
 const SIZES: [usize; 3] = [1 << 10, 1 << 20, 16 << 20];
 
-/// Time for the repetitions of a size, nanoseconds, and their permitted number.
+/// Time for the repetitions of a size, nanoseconds.
 const TIME_NANOS: u64 = 200_000_000;
+/// Permitted number of repetitions of a size.
 const REPETITIONS: std::ops::RangeInclusive<u64> = 3..=40;
 
-/// Time of one sum, nanoseconds, above which larger sums are left out.
+/// Time of one sum, nanoseconds, above which larger sums are skipped.
 const SLOW_NANOS: u64 = 150_000_000;
 
-/// One way to sum, measured by one rank.
+/// One all-reduce method, measured by one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SumFacts {
     pub(super) way: String,
@@ -42,13 +44,15 @@ pub(super) struct SpeedFacts {
 }
 
 impl SpeedFacts {
-    /// Returns bytes/s over a rank's link: an all-reduce moves `2 (N - 1) / N` of its buffer in and out of every rank.
+    /// Returns the bandwidth of a rank's link, bytes/s.
+    ///
+    /// An all-reduce moves `2 (N - 1) / N` of its buffer into and out of every rank.
     pub(super) fn bus_bytes_per_s(&self, world_size: usize) -> f64 {
         2.0 * (world_size as f64 - 1.0) / world_size as f64 * self.bytes as f64 / self.seconds
     }
 }
 
-/// Checks known sums, then measures.
+/// Checks sums with known results, then measures speeds.
 /// Collective: all ranks.
 pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>, CollectiveError> {
     let rank = communicator.rank();
@@ -83,7 +87,7 @@ pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>
             speeds,
         });
     }
-    // Numbers that use all 64 bits.
+    // These numbers use all 64 bits.
     let own = |rank: usize, index: usize| {
         (rank as u64 + 1)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -100,13 +104,15 @@ pub(super) fn sums(communicator: &Arc<dyn Communicator>) -> Result<Vec<SumFacts>
     Ok(found)
 }
 
-/// Returns a whole number so small that f32 holds the sum of 30,000 ranks exactly, in any order of additions.
+/// Returns a small whole number.
+///
+/// f32 holds the sum of 30,000 ranks exactly, in any order of additions.
 fn own_float(rank: usize, index: usize) -> f32 {
     ((rank % 8 + 1) * (index % 61 + 1)) as f32
 }
 
 fn float_sum(world_size: usize, index: usize) -> f32 {
-    // Whole rounds of eight ranks, then the rest: 1 + … + 8, 1 + … + r.
+    // Each eight ranks sum to 1 + … + 8. The remaining r ranks sum to 1 + … + r.
     let rest = world_size % 8;
     ((36 * (world_size / 8) + rest * (rest + 1) / 2) * (index % 61 + 1)) as f32
 }
@@ -124,7 +130,7 @@ fn first_wrong<T: PartialEq + Copy + std::fmt::Display>(
     ))
 }
 
-/// Returns the median time of this rank, and true if this size was slow on any rank.
+/// Returns the median time of this rank, and true if the size was slow on any rank.
 fn median_seconds(
     communicator: &dyn Communicator,
     reducer: &mut AllReducer,

@@ -1,7 +1,7 @@
 //! Write test of a run's output directory.
 //!
 //! In: the directory of `--output-dir`, or the nearest existing one above it. Out: [`OutputFacts`].
-//! Invariant: no directory is created, and no file is left, also after an error.
+//! Invariant: the test creates no directory and leaves no file, even after an error.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write;
@@ -15,7 +15,7 @@ use super::machine::free_bytes;
 /// Size of the test file, bytes.
 const WRITTEN: usize = 1 << 20;
 
-/// Time between two looks for root's file.
+/// Interval between checks for root's file.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Root's facts of the output directory.
@@ -26,18 +26,18 @@ pub(super) struct OutputFacts {
     /// The directory, or the nearest existing one above it; absolute.
     pub(super) examined: String,
     pub(super) free_bytes: Result<u64, String>,
-    /// Bytes/s of a file that was written, synchronised, renamed and read back.
+    /// Speed of writing, synchronising, renaming and reading back a file, bytes/s.
     pub(super) write_bytes_per_s: Result<f64, String>,
-    /// Success if a second owner of a lock is refused.
+    /// Success if a second lock of a file is refused.
     pub(super) locks: Result<(), String>,
 }
 
-/// A file that is removed when this is dropped.
+/// File that is removed on drop.
 #[derive(Debug)]
 pub(super) struct OwnFile(PathBuf);
 
 impl OwnFile {
-    /// Returns a unique name in `directory`; the file does not exist yet.
+    /// Returns a file with a unique name in `directory`. The file does not exist yet.
     fn named(directory: &Path, what: &str) -> Self {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -58,7 +58,7 @@ impl Drop for OwnFile {
     }
 }
 
-/// Examines the directory; other nodes look for the returned file.
+/// Examines the directory. Other nodes look for the returned file.
 pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
     let mut facts = OutputFacts {
         directory: directory.display().to_string(),
@@ -97,7 +97,7 @@ fn nearest_directory(directory: &Path) -> Result<PathBuf, String> {
                     above.display()
                 ));
             }
-            // A file further up is found there.
+            // If a file is in the way further up, a later iteration finds it.
             Err(_) => {}
         }
     }
@@ -142,7 +142,9 @@ fn lock_twice(directory: &Path) -> Result<(), String> {
     }
 }
 
-/// Waits up to `limit` until a file of root is visible here; some file systems show files to other nodes late.
+/// Waits up to `limit` until root's file is visible on this node.
+///
+/// Some file systems show new files late on other nodes.
 pub(super) fn sees(path: &Path, limit: Duration) -> bool {
     let start = Instant::now();
     loop {

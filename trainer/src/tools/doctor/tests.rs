@@ -1,4 +1,4 @@
-//! Every verdict from invented facts.
+//! Tests of every verdict on invented facts.
 
 // tidy: long file because every verdict is tested on the same invented ranks
 
@@ -13,7 +13,9 @@ use crate::measure::clock_offset::ClockOffset;
 use crate::tools::check::Finding;
 use Verdict::{Fail, Ok as Good, Warn};
 
-/// Returns the facts of ranks without any problem: nodes of four cores, divided among at most two ranks.
+/// Returns the facts of ranks without any problem.
+///
+/// A node has four cores, divided among at most two ranks.
 fn healthy(num_ranks: usize) -> Vec<RankFacts> {
     (0..num_ranks)
         .map(|rank| healthy_rank(rank, num_ranks))
@@ -110,7 +112,9 @@ fn healthy_rank(rank: usize, world_size: usize) -> RankFacts {
     }
 }
 
-/// A change of healthy facts, and what a check finds after it: verdict, words of the finding, words of the remedy.
+/// A change of healthy facts, and the expected finding of a check.
+///
+/// The finding is a verdict, words of the facts, and words of the remedy.
 type Case<'a> = (
     &'a dyn Fn(&mut [RankFacts]),
     Verdict,
@@ -307,7 +311,7 @@ fn ranks_share_no_cores_and_leave_none_idle() {
         "cores",
         4,
         &[
-            // Double binding while other cores idle.
+            // Two ranks share cores while other cores idle.
             (
                 &|ranks| bind(&mut ranks[2..], "1", 1),
                 Fail,
@@ -332,7 +336,7 @@ fn ranks_share_no_cores_and_leave_none_idle() {
                 &["n2: ranks 2-3 with 2 threads on 4 CPUs: 2 idle"],
                 "--threads 2",
             ),
-            // Idle CPUs, unless the job may not use them.
+            // CPUs idle. This is a problem only if the job may use them.
             (
                 &narrow(|_| {}),
                 Warn,
@@ -361,7 +365,7 @@ fn ranks_share_no_cores_and_leave_none_idle() {
                 &[],
                 "",
             ),
-            // More threads than cores.
+            // A node has more threads than cores.
             (&|ranks| bind(ranks, "0-3", 2), Good, &[], ""),
             (
                 &|ranks| bind(ranks, "0-3", 4),
@@ -378,7 +382,7 @@ fn ranks_share_no_cores_and_leave_none_idle() {
                 &["rank 1 has 3 threads on 2 cores (2-3)"],
                 "--threads 2",
             ),
-            // Containers of one machine.
+            // The nodes are containers of one machine.
             (
                 &each(|rank| rank.processors.boot = "one".to_owned()),
                 Fail,
@@ -694,7 +698,7 @@ fn clocks_a_second_apart_are_a_warning_and_a_minute_apart_fail() {
         "clocks",
         4,
         &[
-            // The time of the messages may explain it.
+            // The message times may explain the offset.
             (&apart(-1.5, 0.6), Good, &[], ""),
             (
                 &apart(1.5, 0.001),

@@ -4,8 +4,8 @@
 //! Invariant: the same step, network and method give the same numbers, except for the measured time
 //! of encoding.
 //!
-//! The cost of compression is measured with the real compressor on one rank: encoding and decoding
-//! its own part. Decoding what other ranks send by top-k is not included.
+//! The cost of compression is measured with the real compressor on one rank. The rank encodes and
+//! decodes only its own part. Decoding the top-k parts of other ranks is not included.
 
 use std::time::{Instant, SystemTime};
 
@@ -27,21 +27,22 @@ use crate::config::{
 };
 use crate::step::sync_plan::{bucket_cap_bytes, consistency};
 
-/// Measurements of a compressor; the fastest counts.
+/// Number of measurements of a compressor. The fastest counts.
 const NUM_ENCODINGS: usize = 5;
 
-/// The predictions for one network, and what was left out.
+/// Predictions for one network, and omitted predictions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     pub file: PredictionFile,
-    /// Reasons.
+    /// Omitted predictions, each with its reason.
     pub left_out: Vec<String>,
 }
 
-/// Predicts for one network; `profiles` has one step, or a second one for strong scaling.
+/// Predicts for one network. `profiles` has one step, or two for strong scaling.
 ///
 /// # Errors
-/// A time of a profile or of the network is negative or not finite; a method cannot be simulated.
+/// If a time of a profile or of the network is negative or not finite, or a method cannot be
+/// simulated.
 pub fn forecast(
     profiles: &[ProfileFile],
     network: &NamedNetwork,
@@ -91,7 +92,7 @@ pub fn forecast(
     })
 }
 
-/// Returns the method for a simulation.
+/// Returns the method in the form of the simulation.
 fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synchronisation> {
     Ok(match sync.method {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
@@ -123,7 +124,7 @@ fn synchronisation(profile: &StepProfile, sync: &SyncConfig) -> Result<Synchroni
     })
 }
 
-/// Returns the seconds per byte of gradients that one rank needs to encode and decode.
+/// Returns the seconds that one rank needs to encode and decode a byte of gradients.
 fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f64> {
     let layout = profile.layout();
     if layout.num_elements() == 0 {
@@ -132,7 +133,7 @@ fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f
     let mut compressor = BucketCompressor::new(kind, tensor_spans(layout.entries()), 0);
     let mut fastest_s = f64::INFINITY;
     for _ in 0..NUM_ENCODINGS {
-        // Different magnitudes and signs, as in gradients.
+        // Magnitudes and signs differ, as in gradients.
         let mut values: Vec<f32> = (0..layout.num_elements())
             .map(|index| ((index * 7919) % 997) as f32 / 499.0 - 1.0)
             .collect();
@@ -334,8 +335,8 @@ mod tests {
             left_out,
             ["allreduce:ring on 3 ranks: they do not divide a global batch of 32"]
         );
-        // Optimizer and rest are not shared: Amdahl's law, as the network is fast compared with 50
-        // ms.
+        // The ranks do not share the optimizer and the rest, so Amdahl's law holds: the network is
+        // fast compared with 50 ms.
         let speedup = file.predictions[1].speedup.unwrap();
         assert!(
             speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && speedup > 1.6,

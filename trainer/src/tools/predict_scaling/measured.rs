@@ -13,8 +13,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use simulate::karp_flatt;
 
-/// Settings that differ within a group, or that describe only the start; the batch that stays as
-/// ranks are added is part of a group.
+/// Settings that differ within a group, or that describe only the launch.
+///
+/// The batch size that stays constant as ranks are added is part of a group.
 const NO_PART_OF_A_GROUP: [&str; 5] = [
     "ranks",
     "launcher",
@@ -23,50 +24,53 @@ const NO_PART_OF_A_GROUP: [&str; 5] = [
     "batch_size_per_rank",
 ];
 
-/// Runs that differ only in their ranks.
+/// Runs that differ only in their number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Common settings.
     pub settings: BTreeMap<String, String>,
-    /// Ascending by ranks.
+    /// Runs, sorted by number of ranks.
     pub runs: Vec<Run>,
 }
 
-/// The measurements of one number of ranks.
+/// Measurements on one number of ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     pub ranks: usize,
-    /// Samples of one rank's step.
+    /// Samples in a step of one rank.
     pub batch_size_per_rank: usize,
     /// Median over the repetitions.
     pub images_per_second: f64,
     pub repetitions: usize,
     pub disturbed: bool,
-    /// Comparison with one rank, if that was measured.
+    /// Comparison with one rank, if one rank was measured.
     pub scaled: Option<Scaled>,
-    /// Predicted over measured images/s, minus 1; the median of several repetitions.
+    /// Predicted over measured images/s, minus 1; the median over the repetitions.
     pub gap: Option<f64>,
 }
 
-/// A speed on several ranks compared with one rank.
+/// Speed on several ranks compared with one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scaled {
-    /// Speed over one rank's.
+    /// Speed divided by the speed of one rank.
     pub speedup: f64,
-    /// Speedup over ranks.
+    /// Speedup divided by the number of ranks.
     pub efficiency: f64,
-    /// Karp and Flatt's serial share for work of a fixed size; none for one rank, or if the work
-    /// grows with the ranks.
+    /// Karp and Flatt's serial share for work of a fixed size.
+    ///
+    /// `None` for one rank, or if the work grows with the ranks.
     pub serial_fraction: Option<f64>,
 }
 
-/// A prediction with the study whose cells alone it is for.
+/// Predictions. With the name of a study, a prediction applies only to cells of the study.
 type Predictions = Vec<(Option<String>, PredictionFile)>;
 
-/// Reads measured runs, and compares them with `predictions` and with those in a study. Calls
-/// `warn` for files that cannot be read.
+/// Reads measured runs, and compares them with `predictions` and with the predictions in a study.
+///
+/// Calls `warn` for prediction files that cannot be read.
 ///
 /// # Errors
+/// If a file cannot be read, or has no run.
 /// A file cannot be read, or has no run.
 pub fn read(
     paths: &[impl AsRef<Path>],
@@ -112,14 +116,14 @@ fn json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
     read.with_context(|| format!("cannot read {}, expected {expected}", path.display()))
 }
 
-/// Reads lines; a line torn by a crash may have any bytes.
+/// Reads a file as text. A line torn by a crash may contain any bytes.
 fn text(path: &Path) -> Result<String> {
     let bytes =
         records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns every line that is a result of `bench`; equal settings are repetitions.
+/// Returns the results of `bench` in a file. Lines with equal settings are repetitions.
 fn bench_lines(path: &Path) -> Result<Vec<Measurement>> {
     const SIZES: [&str; 4] = [
         "method",
@@ -156,7 +160,7 @@ fn bench_lines(path: &Path) -> Result<Vec<Measurement>> {
     Ok(all)
 }
 
-/// Returns the cells of a study with their runs that count.
+/// Returns the cells of a study, with the runs that count.
 fn study(directory: &Path) -> Result<Vec<Measurement>> {
     let study: Study = json(&directory.join("study.json"), "the directory of a study")?;
     let text = text(&directory.join("records.jsonl"))?;
@@ -194,7 +198,7 @@ fn run(one: &Measurement, all: &[Measurement], predictions: &Predictions) -> Run
     let images_per_second = one.speed().map_or(0.0, |speed| speed.median);
     let base = one.reference(all).filter(|base| base.ranks == 1);
     let speedup = base.and_then(|base| match one.id.is_empty() {
-        // Lines of `bench` do not say which of them were measured together.
+        // Lines of `bench` do not record which of them were measured together.
         true => Some(images_per_second / base.speed()?.median),
         false if base == one => Some(1.0),
         false => Some(one.speedup(all)?.median),

@@ -2,7 +2,8 @@
 //!
 //! In: a measured step, networks, methods of synchronisation; measured runs. Out:
 //! [`records::PredictionFile`]s, tables.
-//! Invariant: predictions and published figures are marked as such, the latter with their source.
+//! Invariant: predictions are marked as predictions. Published figures are marked with their
+//! source.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 5; Karp & Flatt 1990,
 //! Measuring parallel processor performance.
 

@@ -1,4 +1,4 @@
-//! The measured step of a rank: its file, and its form for a simulation.
+//! File of a rank's measured step, and the form of the step for a simulation.
 //!
 //! In: a file of `trainer bench`. Out: [`ProfileFile`], read and checked; [`StepProfile`].
 
@@ -15,7 +15,7 @@ const MOST_BYTES: u128 = 1 << 40;
 /// Reads a file of `bench --profile-output`.
 ///
 /// # Errors
-/// The file cannot be read, is another file, or has impossible numbers.
+/// If the file cannot be read, is not a profile, or has impossible numbers.
 pub fn read_profile(path: &Path) -> Result<ProfileFile> {
     let expected = || {
         format!(
@@ -94,14 +94,15 @@ pub fn read_profile(path: &Path) -> Result<ProfileFile> {
     Ok(file)
 }
 
-/// Returns the work of a step, under the names of a study: equal for steps of the same work.
+/// Returns the settings of a step's work, under the names of a study. Equal work has equal
+/// settings.
 pub fn work_of(file: &ProfileFile) -> BTreeMap<String, String> {
     let mut work = file.options.clone();
     work.insert("kernels".to_owned(), file.kernels.clone());
     work
 }
 
-/// Returns the step for a simulation, in the measured buckets.
+/// Returns the step for a simulation, with the measured buckets.
 pub fn step_of(file: &ProfileFile) -> StepProfile {
     StepProfile {
         forward_s: file.forward_s,
@@ -120,8 +121,9 @@ pub(super) mod tests {
     use super::*;
     use records::{BucketRecord, ParameterRecord};
 
-    /// Returns 100 ms with 32 samples: a backward pass of 60 ms through two layers of 64 KiB and
-    /// one of 4 KiB.
+    /// Returns a step of 100 ms with 32 samples.
+    ///
+    /// Its backward pass takes 60 ms through two layers of 64 KiB and one of 4 KiB.
     pub(in crate::tools::predict_scaling) fn profile() -> ProfileFile {
         let parameter = |name: &str, shape: &[usize], ready_s| ParameterRecord {
             name: name.to_owned(),

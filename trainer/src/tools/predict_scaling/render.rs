@@ -1,7 +1,7 @@
 //! Predictions and measurements as tables.
 //!
 //! In: forecasts, measured groups, published figures. Out: lines. Invariant: each line of a
-//! prediction is marked as one.
+//! prediction is marked as a prediction.
 
 use super::forecast::{Forecast, compute_s};
 use super::measured::Measured;

@@ -1,10 +1,12 @@
-//! Checks against files: numbers of PyTorch, and a published network.
+//! Checks against files: PyTorch's numbers for a small network, and a published network.
 //!
-//! In: `resnet8.safetensors`, which burn-resnet/tests/golden/make_fixture.py wrote; published weights and CIFAR-10's test
-//! images. Out: differences of logits, loss and gradients; the number of correct images.
-//! Invariant: part A of the fixture is used: ResNet-8 with shortcut A on six 16x16 images.
-//! Source: an independent forward pass of the weights of github.com/akamaster/pytorch_resnet_cifar10, over images scaled
-//! to 0..1 and normalised with ImageNet's mean and deviation.
+//! In: `resnet8.safetensors`, which burn-resnet/tests/golden/make_fixture.py wrote; published
+//! weights and CIFAR-10's test images. Out: differences of logits, loss and gradients; the number
+//! of correct images.
+//! Invariant: the checks use part A of the fixture: ResNet-8 with shortcut A on six 16x16 images.
+//! Source: an independent forward pass of the weights of
+//! github.com/akamaster/pytorch_resnet_cifar10. Its images are scaled to 0..1 and normalised with
+//! ImageNet's mean and deviation.
 
 use std::path::Path;
 
@@ -33,10 +35,10 @@ const NUM_CLASSES: usize = 10;
 const WEIGHTS: &str = "resnet20-12fca82f.th";
 const NUM_IMAGES: u64 = 1017;
 const NUM_CORRECT: u64 = 932;
-/// Divisor of the number of images, so that all batches are whole.
+/// Batch size that divides the number of images, so that all batches are full.
 const BATCH_SIZE: usize = 113;
 
-/// Counts the correct images of a published ResNet-20.
+/// Counts the images that a published ResNet-20 classifies correctly.
 pub(super) fn answer(subject: &Subject<'_>) -> Result<Finding> {
     let weights = subject.find(WEIGHTS, "published weights")?;
     let images = subject.find(Cifar::Ten.test_file(), "CIFAR-10's test images")?;
@@ -150,7 +152,7 @@ pub(super) fn golden(subject: &Subject<'_>) -> Result<Finding> {
             );
             format!("{} {off:.1e}", in_pytorch(&entry.path))
         });
-        // In the order of the backward pass: the first wrong one shows where to look.
+        // In the order of the backward pass, the first wrong gradient shows where to look.
         let off: Vec<String> = off.rev().collect();
         comparisons.push(Compared::shown(
             "the same of each parameter, last layer first",
@@ -168,7 +170,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
         .map_err(|error| anyhow!("tensor: {error:?}"))
 }
 
-/// PyTorch's tensors by their names.
+/// PyTorch's tensors by name.
 struct Fixture<'a> {
     tensors: SafeTensors<'a>,
 }
@@ -200,7 +202,7 @@ impl Fixture<'_> {
             .collect())
     }
 
-    /// Returns the tensors of `layout` under a prefix, concatenated in burn's layout.
+    /// Concatenates the tensors of `layout` under a prefix, in burn's layout.
     fn parameters(&self, prefix: &str, layout: &ParameterLayout) -> Result<Vec<f32>> {
         let mut flat = Vec::with_capacity(layout.num_elements());
         for entry in layout.entries() {
@@ -223,7 +225,7 @@ impl Fixture<'_> {
     }
 }
 
-/// Returns PyTorch's name of a parameter; burn calls those of a normalisation gamma and beta.
+/// Returns PyTorch's name of a parameter. burn names normalisation parameters gamma and beta.
 fn in_pytorch(path: &str) -> String {
     match path.rsplit_once('.') {
         Some((module, "gamma")) => format!("{module}.weight"),

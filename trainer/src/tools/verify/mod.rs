@@ -1,8 +1,9 @@
 //! `trainer verify`: compares a device with the reference.
 //!
-//! In: a device, files that are not part of the program. Out: a [`Verification`] of checks, each with the expected and
-//! the found numbers and the tolerance.
-//! Invariant: a check that could not be made is skipped; the tolerances depend only on the device's rounding.
+//! In: a device, files that are not part of the program. Out: a [`Verification`] of checks. Each
+//! check has the expected numbers, the found numbers, and the tolerance.
+//! Invariant: a check that could not run is skipped. The tolerances depend only on the device's
+//! rounding.
 
 mod known;
 mod precision;
@@ -23,10 +24,10 @@ use crate::config::{Activations, ComputeSection, Convolution, DeviceChoice, Kern
 use crate::run::train::Outcome;
 use crate::world::ranks::World;
 
-/// A whole training run, as the command `train` makes it.
+/// Function that runs a whole training, as the command `train` does.
 pub type Train = fn(&TrainArgs, &World) -> Result<Outcome<ResNet>>;
 
-/// The device and the circumstances of a check.
+/// Device under verification, and the settings of its checks.
 #[derive(Debug)]
 struct Subject<'a> {
     args: &'a VerifyArgs,
@@ -83,12 +84,12 @@ const CHECKS: [Check<Judge>; 8] = [
     ),
 ];
 
-/// Returns the names of the checks in their order.
+/// Returns the names of the checks, in order.
 pub fn names() -> Vec<&'static str> {
     CHECKS.iter().map(|check| check.name).collect()
 }
 
-/// All checks of a device.
+/// Results of all checks of a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verification {
     /// Backend and device.
@@ -97,7 +98,7 @@ pub struct Verification {
     pub dtype: String,
     /// Kernel implementation: fused or stock.
     pub kernels: String,
-    /// Compute threads.
+    /// Number of compute threads.
     pub threads: usize,
     /// Version and commit of the program.
     pub version: String,
@@ -105,12 +106,12 @@ pub struct Verification {
     pub precision: &'static str,
     /// Worst verdict.
     pub verdict: Verdict,
-    /// Checks in their order.
+    /// Checks, in order.
     pub checks: Vec<Checked>,
 }
 
 impl Verification {
-    /// Returns device and tolerances in words.
+    /// Returns the device and its tolerances in words.
     pub fn about(&self) -> String {
         let Self {
             device,
@@ -123,11 +124,13 @@ impl Verification {
     }
 }
 
-/// Makes the requested checks. Calls `begin` with the name before each and `end` with the result after it, since a check
-/// may take minutes and may end the program.
+/// Runs the requested checks.
+///
+/// Calls `begin` with the name before each check, and `end` with the result after the check. A
+/// check may take minutes and may end the program.
 ///
 /// # Errors
-/// When the device does not exist, or a signal requests a stop.
+/// If the device does not exist, or a signal requests a stop.
 pub fn verify(
     args: &VerifyArgs,
     compute: ComputeSection,
@@ -176,7 +179,7 @@ pub fn verify(
 }
 
 impl Subject<'_> {
-    /// Returns a file of `--data-dir`; skips the check without it.
+    /// Returns the path of a file in `--data-dir`. Skips the check if the file is missing.
     fn find(&self, name: &str, what: &str) -> Result<PathBuf, Skipped> {
         let Some(folder) = self.args.data_dir.as_deref() else {
             return Err(Skipped(format!(
@@ -194,8 +197,9 @@ impl Subject<'_> {
     }
 }
 
-/// Returns the reference, Flex with Lockstep's kernels in f32, which the tests compare with PyTorch in f64; skips the
-/// check without it.
+/// Returns the reference: Flex with Lockstep's kernels in f32.
+///
+/// The tests compare the reference with PyTorch in f64. Skips the check in a build without Flex.
 fn reference(compute: &ComputeSection) -> Result<(Device, ComputeSection), Skipped> {
     let compute = ComputeSection {
         device: DeviceChoice::Flex,
@@ -212,8 +216,9 @@ fn reference(compute: &ComputeSection) -> Result<(Device, ComputeSection), Skipp
     ));
 }
 
-/// Returns the largest absolute difference over the largest absolute expected value; infinite for NaN or different
-/// lengths.
+/// Returns the largest absolute difference, divided by the largest absolute expected value.
+///
+/// Returns infinity for NaN or for different lengths.
 fn of_largest(expected: &[f32], got: &[f32]) -> f64 {
     relative(expected, got, |largest, value| {
         largest.max(if value.is_nan() {
@@ -224,12 +229,14 @@ fn of_largest(expected: &[f32], got: &[f32]) -> f64 {
     })
 }
 
-/// Returns the L2 norm of the difference over that of the expected values; infinite for different lengths.
+/// Returns the L2 norm of the difference, divided by the L2 norm of the expected values.
+///
+/// Returns infinity for different lengths.
 fn relative_l2(expected: &[f32], got: &[f32]) -> f64 {
     relative(expected, got, |sum, value| sum + value * value).sqrt()
 }
 
-/// Folds the differences and the expected values, and divides one by the other.
+/// Folds the differences and the expected values with `add`, and divides the two results.
 fn relative(expected: &[f32], got: &[f32], add: impl Fn(f64, f64) -> f64) -> f64 {
     if expected.len() != got.len() || expected.is_empty() {
         return f64::INFINITY;

@@ -1,10 +1,10 @@
 //! Tolerances of a device by its rounding.
 //!
-//! In: device and number format. Out: tolerances. Source: docs/numerics.md, which lists them.
+//! In: a device and a number format. Out: tolerances. Source: docs/numerics.md, which lists them.
 
 use crate::config::{Activations, ComputeSection, DeviceChoice};
 
-/// Tolerances by the rounding of the factors of products.
+/// Tolerances for one rounding of the factors of products.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Precision {
     pub(super) name: &'static str,
@@ -18,14 +18,14 @@ pub(super) struct Precision {
     pub(super) losses: f64,
     /// Change of the parameters in ten steps, relative L2.
     ///
-    /// It is wide even for f32: among 300,000 inputs of ReLUs, rounding moves one across zero in some
-    /// steps and switches the gradient of one of four images.
+    /// The tolerance is wide even for f32. In some steps, rounding moves one of 300,000 inputs of
+    /// ReLUs across zero, which switches the gradient of one of four images.
     pub(super) update: f64,
-    /// The same for two steps of two ranks, which differ in the order of sums only.
+    /// Change of the parameters in two steps of two ranks. Only the order of sums differs.
     pub(super) ranks: f64,
     /// Mean loss of an evaluation, relative.
     pub(super) evaluation: f64,
-    /// Images of the known answer that may be answered differently.
+    /// Number of images of the known answer whose class may differ.
     pub(super) images: u64,
 }
 
@@ -42,7 +42,7 @@ pub(super) const SINGLE: Precision = Precision {
     images: 0,
 };
 
-/// f32 whose matrix units keep 10 bits of each factor (TF32), as on NVIDIA GPUs.
+/// f32 with matrix units that keep 10 bits of each factor (TF32), as on NVIDIA GPUs.
 const TENSOR: Precision = Precision {
     name: "tf32",
     logits: 1e-2,
@@ -55,7 +55,7 @@ const TENSOR: Precision = Precision {
     images: 3,
 };
 
-/// Activations of 16 bits.
+/// 16-bit activations.
 pub(super) const HALF: Precision = Precision {
     name: "16 bits",
     logits: 5e-2,

@@ -1,7 +1,7 @@
 //! Checks by whole training runs: accuracy on the embedded images, checkpoints between devices.
 //!
-//! In: a device. Out: the accuracy after the last epoch; the bits of a checkpoint on the device, the reference and back,
-//! and the difference of the two evaluations.
+//! In: a device. Out: the accuracy after the last epoch; the bits of a checkpoint that moves from
+//! the device to the reference and back; the difference of the two evaluations.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::run::train::Outcome;
 use crate::tools::check::{Compared, Finding};
 use crate::world::ranks::World;
 
-/// Five epochs over 10,000 images give 98.9 %.
+/// Minimum accuracy. Five epochs over 10,000 images give 98.9 %.
 const LEAST: f64 = 0.95;
 
 /// Size of a training run.
@@ -39,13 +39,13 @@ struct Amount {
     num_test: usize,
     batch_size: usize,
     epochs: u64,
-    /// Train at a constant rate without decay, to overfit one batch.
+    /// True for a constant rate without decay, to overfit one batch.
     is_overfitted: bool,
 }
 
 pub(super) fn learning(subject: &Subject<'_>) -> Result<Finding> {
     let is_overfitted = subject.args.quick;
-    // A few seconds of training do not generalise.
+    // A few seconds of training do not generalise, so a quick check overfits one batch.
     let amount = match is_overfitted {
         true => Amount {
             model: "resnet8",
@@ -78,7 +78,7 @@ pub(super) fn learning(subject: &Subject<'_>) -> Result<Finding> {
     )]))
 }
 
-/// Trains silently on the verified device, with checkpoints in `directory`.
+/// Trains without output on the verified device, with checkpoints in `directory`.
 fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) -> Result<Outcome<ResNet>> {
     let mut args = TrainArgs {
         compute: subject.args.compute,
@@ -152,7 +152,7 @@ pub(super) fn checkpoints(subject: &Subject<'_>) -> Result<Finding> {
 
 fn network(compute: &ComputeSection, device: &Device) -> Result<ResNet> {
     let config = ModelArgs::resnet(DEPTH);
-    // The weights differ from all that are loaded.
+    // The initial weights differ from all weights that are loaded.
     resnet(
         &config,
         &ModelRequest {

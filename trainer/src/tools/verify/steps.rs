@@ -1,9 +1,10 @@
-//! Checks by training steps of a small network: against the reference, with two ranks, and for leaks.
+//! Checks by training steps of a small network: against the reference, with two ranks, for leaks.
 //!
 //! In: a device. Out: losses and updates of ten steps, those of two ranks, the growth of memory.
-//! Invariant: weights and batches are functions of a seed, so two devices begin with the same bits. The ranks are threads
-//! of this process with joint norm statistics. Memory is that of the device's allocator on a GPU, else the resident
-//! memory of the process.
+//! Invariant: a seed determines weights and batches, so two devices begin with the same bits.
+//!
+//! The ranks are threads of this process with joint norm statistics. On a GPU, memory is that of
+//! the device's allocator. On other devices, memory is the resident memory of the process.
 
 use std::sync::Arc;
 
@@ -27,11 +28,12 @@ use crate::model::network::resnet;
 use crate::step::{StepConfig, StepContext, Stepper};
 use crate::tools::check::{Compared, Finding, Skipped};
 
-/// Learning rates in turn, since a replayed step must not keep the rate of the captured one. At these rates the first
-/// losses fall smoothly; jumps would amplify rounding errors.
+/// Learning rates, used in turn, because a replayed step must not keep the captured step's rate.
+///
+/// At these rates the first losses fall smoothly. Jumps would amplify rounding errors.
 const LEARNING_RATES: [f64; 3] = [0.002, 0.004, 0.001];
 
-/// The usual optimizer, with a weight decay that ten steps reveal.
+/// SGD with a weight decay that is visible within ten steps.
 const SGD: OptimizerChoice = OptimizerChoice::Sgd(SgdConfig {
     momentum: 0.9,
     nesterov: false,
@@ -39,8 +41,9 @@ const SGD: OptimizerChoice = OptimizerChoice::Sgd(SgdConfig {
     decay_norm_and_bias: Some(true),
 });
 
-/// AdamW with an epsilon of the size of gradients: with a small one, the first steps would follow the gradients' signs
-/// and so their rounding.
+/// AdamW with an epsilon of the size of the gradients.
+///
+/// With a small epsilon, the first steps follow the signs of gradients, which depend on rounding.
 const ADAMW: OptimizerChoice = OptimizerChoice::Adamw(AdamConfig {
     beta1: 0.9,
     beta2: 0.99,
@@ -49,19 +52,19 @@ const ADAMW: OptimizerChoice = OptimizerChoice::Adamw(AdamConfig {
     decay_norm_and_bias: Some(true),
 });
 
-/// A network, its batches and its optimizer.
+/// Network, batches and optimizer of a check.
 #[derive(Clone, Copy, Debug)]
 struct Lesson {
     depth: usize,
     batch_size: usize,
     /// Number of different batches, used in turn.
     num_batches: usize,
-    /// Images of the last batch.
+    /// Number of images in the last batch.
     last_batch_size: usize,
     optimizer: OptimizerChoice,
 }
 
-/// A small network in training by the step of `train`.
+/// A small network that trains with the step of `train`.
 struct Trainee {
     stepper: Stepper<ResNet>,
     batches: Vec<LoadedStep>,
@@ -70,7 +73,7 @@ struct Trainee {
 }
 
 impl Trainee {
-    /// Returns one rank, with norm statistics over all ranks.
+    /// Returns the trainee of one rank, with norm statistics over all ranks.
     fn new(
         lesson: Lesson,
         (device, compute): (&Device, &ComputeSection),
@@ -135,7 +138,7 @@ impl Trainee {
         Ok(scores.loss_mean() as f32)
     }
 
-    /// Gives all full batches the images of the first one, like a device that never uploads.
+    /// Copies the images of the first batch to all full batches, like a device that never uploads.
     #[cfg(all(test, feature = "flex"))]
     fn show_one_batch(&mut self) {
         let first = self.batches[0].micro_batches[0].clone();
@@ -149,11 +152,12 @@ impl Trainee {
     }
 }
 
-/// Steps that are compared with the reference: two epochs, whose last batch is short. A device that chose a kernel for a
-/// full batch may compute a shorter one wrongly.
+/// Steps that are compared with the reference: two epochs whose last batch is short.
+///
+/// A device that chose a kernel for a full batch may compute a short batch wrongly.
 const NUM_STEPS: usize = 10;
 
-/// Returns the depth and the images of a full batch.
+/// Returns the depth of the network and the number of images in a full batch.
 fn size(is_quick: bool) -> (usize, usize) {
     if is_quick { (8, 4) } else { (20, 64) }
 }
@@ -206,7 +210,7 @@ pub(super) fn ten_steps(subject: &Subject<'_>) -> Result<Finding> {
     Ok(Finding::compared(comparisons))
 }
 
-/// Makes [`NUM_STEPS`] steps of one rank.
+/// Runs [`NUM_STEPS`] steps of one rank.
 fn course(lesson: Lesson, compute: &ComputeSection, device: &Device) -> Result<Course> {
     let alone = Arc::new(SingleCommunicator::new());
     course_of(Trainee::new(lesson, (device, compute), alone)?, NUM_STEPS)
@@ -225,7 +229,9 @@ fn course_of(mut trainee: Trainee, num_steps: usize) -> Result<Course> {
     Ok(Course { losses, update })
 }
 
-/// Steps of two ranks: the first shows the gradient, the second follows an update; more would only amplify rounding.
+/// Number of steps of two ranks. The first shows the gradient, and the second follows an update.
+///
+/// More steps would only amplify rounding errors.
 const RANK_STEPS: usize = 2;
 
 /// The lesson of both ranks together.
@@ -256,7 +262,7 @@ pub(super) fn ranks(subject: &Subject<'_>) -> Result<Finding> {
     ]))
 }
 
-/// Sums three buckets of one rank by NCCL on this GPU, which are its own values.
+/// Sums three buckets of one rank with NCCL on this GPU. The sums must equal the rank's values.
 #[cfg(feature = "nccl")]
 pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
     use distributed::CollectiveError;
@@ -276,7 +282,7 @@ pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
         }
         reduction => reduction?,
     };
-    // The first bucket again after the second reuses its memory.
+    // The first bucket is reduced twice, because its second reduction reuses memory.
     let mut expected = Vec::new();
     let mut got = Vec::new();
     for (index, len) in [(0, 1 << 18), (1, 1001), (0, 1 << 18)] {
@@ -299,15 +305,18 @@ pub(super) fn nccl(_subject: &Subject<'_>) -> Result<Finding> {
     ))
 }
 
-/// Steps that fill pools and caches.
+/// Number of steps that fill pools and caches.
 const WARMUP_STEPS: usize = 10;
 
-/// Permitted growth: less than one lost activation of the first stage, 256 KiB, at each of 25 steps.
+/// Permitted growth.
+///
+/// A leak of one activation of the first stage, 256 KiB, in each of 25 steps exceeds it.
 const BOUND_BYTES: u64 = 4 << 20;
 
 pub(super) fn memory(subject: &Subject<'_>) -> Result<Finding> {
     let num_steps = if subject.args.quick { 100 } else { 1000 };
-    // A leak occurs at every step, whatever its size. A GPU has tuned its kernels for another check's shapes.
+    // A leak occurs at every step, whatever its size. A GPU uses the large network, for which
+    // another check has tuned the kernels.
     let is_tiny = subject.args.quick || subject.device.memory_pool_usage().is_none();
     let (depth, batch_size) = size(is_tiny);
     let lesson = Lesson {
@@ -343,7 +352,9 @@ fn held_bytes(device: &Device) -> u64 {
         .map_or_else(resident_memory_bytes, |usage| usage.bytes_reserved)
 }
 
-/// Compares the largest value of the last quarter with that of all before: pools may fill for long, a leak never ends.
+/// Compares the largest value of the last quarter with the largest value before.
+///
+/// Pools may fill for a long time, but a leak never ends.
 fn flatness(held: &[u64]) -> Compared {
     let (before, last) = held.split_at(held.len() - held.len() / 4);
     let most = |part: &[u64]| part.iter().copied().max().unwrap_or(0);
