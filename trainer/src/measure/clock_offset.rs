@@ -1,7 +1,7 @@
 //! Offset of a rank's clock from root's.
 //!
-//! In: a clock on every rank. Out: [`ClockOffset`]. Invariant: exact to about half a message's
-//! round trip.
+//! In: a clock on every rank. Out: [`ClockOffset`]. Invariant: the error is at most about half a
+//! message's round trip.
 //! Source: Cristian 1989, "Probabilistic clock synchronization".
 
 use distributed::{CollectiveError, Communicator, ROOT};

@@ -1,9 +1,8 @@
 //! Energy of this machine's CPUs, measured by RAPL.
 //!
-//! In: `/sys/class/powercap`, or a folder of the same layout. Out: joules between a begin and an
-//! end.
-//! Invariant: the first rank of a node reads, and root counts each machine once. An unknown energy
-//! is `None`, not 0.
+//! In: `/sys/class/powercap`, or a folder of the same layout. Out: joules between start and end.
+//! Invariant: only the first rank of a node reads the counters, and root counts each machine once.
+//! An unknown energy is `None`, not 0.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// Folder of Linux's energy counters.
 pub const POWERCAP: &str = "/sys/class/powercap";
 
-/// Time between two reads: at a kilowatt a counter wraps after some minutes.
+/// Interval between two reads. At a kilowatt, a counter wraps after some minutes.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Energy of a machine's CPU packages.
@@ -24,7 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 pub struct MachineEnergy {
     /// Boot identity of the machine, which its containers share.
     pub machine: String,
-    /// `None` if it cannot be read.
+    /// Energy; `None` if the counters cannot be read.
     pub joules: Option<f64>,
 }
 
@@ -46,10 +45,10 @@ struct Package {
 }
 
 impl Packages {
-    /// Opens the counters below `powercap`, which count from now on.
+    /// Opens the counters below `powercap` and starts counting.
     ///
     /// # Errors
-    /// If there is none, or one cannot be read: a sum would then be incomplete.
+    /// If there are no counters, or one cannot be read: the sum would be incomplete.
     pub fn open(powercap: &Path) -> Result<Self> {
         let mut packages = Vec::new();
         for entry in fs::read_dir(powercap).into_iter().flatten().flatten() {
@@ -84,8 +83,9 @@ impl Packages {
         self.packages.len()
     }
 
-    /// Returns the joules since the counters were opened. Must be called before a counter can wrap
-    /// twice.
+    /// Returns the joules since the counters were opened.
+    ///
+    /// Must be called before any counter wraps twice.
     pub fn joules(&mut self) -> Result<f64> {
         self.last_look = Instant::now();
         for package in &mut self.packages {
@@ -118,18 +118,17 @@ fn number(path: &Path) -> Result<u64> {
 /// Energy meter of one rank.
 #[derive(Debug, Default)]
 pub struct EnergyMeter {
-    /// The machine, on the rank that reads its counters.
+    /// Machine; `None` on a rank that does not read the counters.
     machine: Option<String>,
     powercap: PathBuf,
-    /// Present between begin and end.
+    /// Counters; present only between start and end.
     packages: Option<Packages>,
     /// Energy so far; `None` after a failure.
     joules: Option<f64>,
 }
 
 impl EnergyMeter {
-    /// Returns the meter of a rank, which reads below `powercap` if the rank is the first of its
-    /// node.
+    /// Returns the meter of a rank. The first rank of a node reads the counters below `powercap`.
     pub fn of_rank(topology: &Topology, powercap: &Path) -> Self {
         let boot = || records::boot_id().unwrap_or_else(|| topology.node.clone());
         Self {
@@ -149,8 +148,9 @@ impl EnergyMeter {
         }
     }
 
-    /// Reads the counters before they wrap. Must be called regularly between begin and end; most
-    /// calls cost nothing.
+    /// Reads the counters before they wrap.
+    ///
+    /// Must be called regularly between start and end. Most calls cost nothing.
     pub fn look(&mut self) {
         if let Some(packages) = &mut self.packages
             && packages.last_look.elapsed() > LOOK_EVERY
@@ -170,7 +170,7 @@ impl EnergyMeter {
         }
     }
 
-    /// Returns the energy since the last call; `None` on a rank that does not read.
+    /// Returns the energy since the last call; `None` on a rank that does not read the counters.
     pub fn take(&mut self) -> Option<MachineEnergy> {
         let joules = self.joules.replace(0.0);
         self.machine
@@ -179,7 +179,7 @@ impl EnergyMeter {
     }
 }
 
-/// Returns the joules of all machines; `None` if one of them cannot be read.
+/// Returns the joules of all machines; `None` if the energy of a machine is unknown.
 pub fn total<'a>(ranks: impl Iterator<Item = Option<&'a MachineEnergy>>) -> Option<f64> {
     let mut machines: Vec<&MachineEnergy> = Vec::new();
     for energy in ranks.flatten() {

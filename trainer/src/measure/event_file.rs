@@ -1,10 +1,10 @@
 //! Files that TensorBoard reads: TFRecords of protocol buffers of the type `Event`.
 //!
-//! In: scalars, histograms and images, each with a tag and a step. Out: a file for each session,
-//! appended to.
-//! Invariant: a record is appended in one write, so only the last may be torn. The file of a
-//! session sorts after earlier ones, and begins by discarding their events of steps that will be
-//! repeated.
+//! In: scalars, histograms and images, each with a tag and a step. Out: one file per session, to
+//! which records are appended.
+//! Invariant: a record is appended in one write, so only the last record may be torn. The file of
+//! a session sorts after earlier files. Its first events discard earlier events of steps that
+//! will be repeated.
 //! Source: tensorflow/core/lib/io/record_writer.h, tensorboard/compat/proto/{event,summary}.proto.
 
 use std::fs::{self, File};
@@ -16,8 +16,8 @@ use datasets::Picture;
 
 use crate::measure::timer::seconds_since_1970;
 
-/// Beginning of an event file's name. TensorBoard reads the files of a directory in the order of
-/// their names.
+/// Start of an event file's name. TensorBoard reads the files of a directory in the order of their
+/// names.
 const NAME: &str = "events.out.tfevents.";
 
 /// First record, which makes TensorBoard honour `SessionLog`'s START.
@@ -37,8 +37,9 @@ pub enum EventValue {
     Picture(Picture),
 }
 
-/// Number of values in each of several bars of equal width, between the smallest and the largest
-/// value.
+/// Number of values in each of several bars of equal width.
+///
+/// The bars lie between the smallest and the largest value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Histogram {
     least: f64,
@@ -52,7 +53,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Returns the histogram of `values`; `None` if there are none, or one is not finite.
+    /// Returns the histogram of `values`; `None` if there are no values, or one is not finite.
     pub fn of(values: &[f32]) -> Option<Self> {
         let mut least = f64::INFINITY;
         let mut largest = f64::NEG_INFINITY;
@@ -89,18 +90,19 @@ impl Histogram {
     }
 }
 
-/// The event file of this session.
+/// Event file of this session.
 #[derive(Debug)]
 pub struct EventFile {
     file: File,
 }
 
 impl EventFile {
-    /// Creates the file in `directory` for a session of this process on `node`, which discards
-    /// earlier events of `first_step` and later steps.
+    /// Creates the file in `directory` for a session of this process on `node`.
+    ///
+    /// The file discards earlier events of `first_step` and later steps.
     pub fn create(directory: &Path, node: &str, first_step: u64) -> Result<Self> {
         records::file::create_folder(directory)?;
-        // The clock may have been set back.
+        // The clock may have been set back since an earlier session.
         let second = (seconds_since_1970() as u64)
             .max(last_second(directory)?.map_or(0, |second| second.saturating_add(1)));
         let path = directory.join(format!("{NAME}{second:010}.{node}.{}", std::process::id()));
@@ -113,7 +115,7 @@ impl EventFile {
         Ok(events)
     }
 
-    /// Returns true if there are event files in `directory`.
+    /// Returns true if `directory` contains event files.
     ///
     /// # Errors
     /// If the directory exists and cannot be read.
@@ -172,7 +174,7 @@ fn event(wall_time: f64, step: u64, field: u32, what: &[u8]) -> Message {
         .bytes(field, what)
 }
 
-/// Returns the event after which TensorBoard discards this and later steps.
+/// Returns the event that makes TensorBoard discard earlier events of `first_step` and later steps.
 fn start_of_session(wall_time: f64, first_step: u64) -> Message {
     const START: u64 = 1;
     event(
@@ -218,7 +220,7 @@ fn histogram_message(histogram: &Histogram) -> Message {
         .doubles(7, &histogram.counts)
 }
 
-/// A protocol buffer, field after field. The number 0 is omitted, since it is the default.
+/// A protocol buffer, written field by field. A number 0 is omitted, because 0 is the default.
 #[derive(Debug, Default)]
 struct Message(Vec<u8>);
 
@@ -239,7 +241,7 @@ impl Message {
         }
     }
 
-    /// Writes 0, too: one of several alternative fields must be present.
+    /// Writes a number, even 0: one of several alternative fields must be present.
     fn float(self, field: u32, value: f32) -> Self {
         self.key(field, 5).raw(&value.to_le_bytes())
     }
@@ -295,10 +297,10 @@ mod tests {
         event(1.5, step, 5, &summary(&values).0)
     }
 
-    /// The bytes are those of TensorBoard 2.21.0's own writer:
+    /// The expected bytes were written by TensorBoard 2.21.0:
     /// `RecordWriter(file).write(event.SerializeToString())` of
-    /// tensorboard.summary.writer.record_writer, with `event` an `Event` of
-    /// tensorboard.compat.proto.event_pb2, wall_time 1.5.
+    /// tensorboard.summary.writer.record_writer. `event` is an `Event` of
+    /// tensorboard.compat.proto.event_pb2 with wall_time 1.5.
     #[test]
     fn records_are_those_of_tensorboards_own_writer() {
         assert_eq!(

@@ -1,9 +1,9 @@
 //! Gathers the measurements of all ranks.
 //!
 //! In: sums, times and memory of one rank. Out: the sums of all ranks, on every rank; the
-//! measurements of each, on root.
-//! Invariant: images/s are global samples over the slowest rank's time. The size of a rank's
-//! message does not depend on its number of steps.
+//! measurements of each rank, on root.
+//! Invariant: images/s are global samples divided by the slowest rank's time. The size of a rank's
+//! message does not depend on the number of steps.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::measure::timer::Timer;
 /// Tag of messages to root.
 const GATHER_TAG: u16 = 103;
 
-/// Sums the scores and `further` sums over all ranks.
+/// Sums the scores and the `further` numbers over all ranks.
 /// Collective: all ranks, with the same number of further sums.
 pub fn total_scores_with(
     communicator: &dyn Communicator,
@@ -81,7 +81,7 @@ pub fn from_root(communicator: &dyn Communicator, bytes: &[u8]) -> Result<Vec<u8
 /// Collective: all ranks.
 ///
 /// # Errors
-/// The error of `of_root`, on all ranks; if the collective fails.
+/// If `of_root` returns an error, on all ranks; if the collective fails.
 pub fn found_by_root<T: Serialize + DeserializeOwned>(
     communicator: &dyn Communicator,
     of_root: impl FnOnce() -> Result<T>,
@@ -98,14 +98,14 @@ pub fn found_by_root<T: Serialize + DeserializeOwned>(
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
     pub node: String,
-    /// Time by phase, over all steps.
+    /// Time by phase, summed over all steps.
     pub seconds: Seconds,
     pub num_steps: u64,
-    /// Whole time of the steps.
+    /// Total time of the steps.
     pub steps_total: Duration,
     /// Global samples of the steps.
     pub num_samples: u64,
-    /// Energy of the machine in the steps, on a rank that reads it.
+    /// Energy of the machine during the steps; only on a rank that reads the counters.
     pub energy: Option<MachineEnergy>,
     /// Global samples and time of each measured step; not sent to root.
     #[serde(skip)]
@@ -117,8 +117,9 @@ pub struct RankTimes {
 }
 
 impl RankTimes {
-    /// Completes the times with node, statistics and memory. Returns those of all ranks in rank
-    /// order on root, and this rank's own on the others.
+    /// Adds node, statistics and memory to the times.
+    ///
+    /// Returns the times of all ranks in rank order on root, and only this rank's times elsewhere.
     /// Collective: all ranks.
     pub fn gather(mut self, communicator: &dyn Communicator) -> Result<Vec<Self>> {
         self.node.clone_from(&communicator.topology().node);
@@ -137,7 +138,7 @@ impl RankTimes {
     }
 }
 
-/// Times of one rank in this session, by epoch and in total.
+/// Times of one rank in this session, per epoch and in total.
 #[derive(Debug)]
 pub struct SessionTimes {
     pub timer: Timer,
@@ -174,8 +175,9 @@ impl SessionTimes {
         steps.push((global_num_samples, time));
     }
 
-    /// Returns the times of the epoch; the next epoch starts from zero. If all steps were warm-up,
-    /// they count, so that a short trial has a speed.
+    /// Returns the times of the epoch. The next epoch starts from zero.
+    ///
+    /// If all steps of the epoch are warm-up, they count, so that a short trial has a speed.
     pub fn take_epoch(&mut self) -> RankTimes {
         let mut epoch = std::mem::take(&mut self.epoch);
         epoch.seconds = self.timer.take_epoch();
@@ -197,7 +199,7 @@ impl SessionTimes {
     }
 }
 
-/// Returns the rank whose measured steps took longest, the lowest of equals.
+/// Returns the rank whose measured steps took longest. Of equal ranks, returns the lowest.
 pub fn slowest_rank(world: &[RankTimes]) -> usize {
     (0..world.len())
         .rev()
@@ -205,7 +207,7 @@ pub fn slowest_rank(world: &[RankTimes]) -> usize {
         .unwrap_or(0)
 }
 
-/// Returns global samples over the slowest rank's time; 0 if no step was measured.
+/// Returns global samples divided by the slowest rank's time; 0 if no step was measured.
 pub fn images_per_second(world: &[RankTimes]) -> f64 {
     world[slowest_rank(world)]
         .steps
@@ -213,8 +215,10 @@ pub fn images_per_second(world: &[RankTimes]) -> f64 {
         .map_or(0.0, |speed| speed.mean)
 }
 
-/// Returns the joules of all machines for each sample. `None` if a machine cannot be read, if there
-/// were no samples, or if one of the job's `num_nodes` has no rank that trains.
+/// Returns the joules of all machines per sample.
+///
+/// Returns `None` without samples, or if the energy of a machine is unknown. Also returns `None` if
+/// one of the job's `num_nodes` has no rank that trains.
 pub fn joules_per_image(world: &[RankTimes], num_nodes: usize) -> Option<f64> {
     if world.iter().filter(|rank| rank.energy.is_some()).count() < num_nodes {
         return None;
@@ -233,10 +237,10 @@ pub fn peak_memory_bytes(world: &[RankTimes]) -> u64 {
         .unwrap_or(0)
 }
 
-/// Returns the rank that the others waited for: with most time outside communication. `None` for a
-/// world of one.
+/// Returns the straggler: the rank with the most time outside communication.
 ///
-/// Ranks leave a collective together, so their whole step times are equal.
+/// Returns `None` in a world of one rank. Ranks leave a collective together, so their total step
+/// times are equal.
 pub fn straggler(world: &[RankTimes]) -> Option<SlowestRank> {
     if world.len() < 2 {
         return None;

@@ -1,4 +1,4 @@
-//! Program, data, machine and launch of a run, with which its numbers can be compared later.
+//! Program, data, machine and launch of a run, which make its numbers comparable later.
 //!
 //! In: facts of the launch. Out: [`Manifest`], the content of `manifest.json`.
 //! Invariant: an unknown fact is "unknown" and not an error.
@@ -26,8 +26,9 @@ pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: Dataset
     }
 }
 
-/// Returns the facts of a launch that affect its bits, in addition to its options, as (name,
-/// value).
+/// Returns the facts of a launch that affect the bits of its results, as (name, value).
+///
+/// The options of the launch are not included.
 pub fn bearing_on_bits(manifest: &Manifest) -> [(&'static str, String); 10] {
     let launch = &manifest.launch;
     let dataset = &manifest.dataset;
@@ -51,7 +52,7 @@ pub fn bearing_on_bits(manifest: &Manifest) -> [(&'static str, String); 10] {
     ]
 }
 
-/// Returns the name of the processor on Linux, or "unknown".
+/// Returns the name of the CPU on Linux, or "unknown".
 pub fn cpu_model() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     text.lines()

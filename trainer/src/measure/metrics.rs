@@ -1,8 +1,8 @@
-//! Scores and speed of steps, as ranks exchange them and as they are printed.
+//! Scores and speed of steps, as exchanged between ranks and as printed.
 //!
 //! In: sums over samples, times of steps. Out: means, extremes and variation.
-//! Invariant: ranks exchange sums, and means are computed here. An accuracy is a share 0..1, and
-//! its exact count is recorded with it. A speed is images over all ranks by wall-clock seconds.
+//! Invariant: ranks exchange sums, and means are computed here. An accuracy is a share 0..1 and is
+//! recorded with its exact count. A speed is images of all ranks divided by wall-clock seconds.
 
 use distributed::gradients::Traffic;
 use records::{Evaluation, Seconds, ThroughputStats, mean_and_deviation, median};
@@ -35,7 +35,7 @@ impl ScoreSums {
         self.top1_correct as f64 / self.num_samples as f64
     }
 
-    /// Returns the share of samples whose class is among the five likeliest, 0..1; NaN without
+    /// Returns the share of samples whose class is among the five most likely, 0..1; NaN without
     /// samples.
     pub fn top5(&self) -> f64 {
         self.top5_correct as f64 / self.num_samples as f64
@@ -72,16 +72,16 @@ pub struct StepTraffic {
     pub total: Traffic,
 }
 
-/// A step as it is printed.
+/// Data of a step's printed line.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLine {
-    /// From 0.
+    /// Epoch, from 0.
     pub epoch: u64,
-    /// From 0 inside the epoch.
+    /// Step in the epoch, from 0.
     pub step_in_epoch: u64,
-    /// Steps of the epoch.
+    /// Number of steps in the epoch.
     pub steps_per_epoch: u64,
-    /// Scores of the last step whose results are known.
+    /// Scores of the last step with known results.
     pub scores: ScoreSums,
     pub learning_rate: f64,
     pub duration: Duration,
@@ -89,7 +89,7 @@ pub struct StepLine {
     pub seconds: Seconds,
     /// Samples of the step over all ranks.
     pub global_num_samples: u64,
-    /// Time left in the run, if it is known.
+    /// Time left in the run; `None` if unknown.
     pub time_left: Option<Duration>,
 }
 
@@ -103,7 +103,7 @@ pub fn throughput(steps: &[(u64, Duration)]) -> Option<ThroughputStats> {
         .iter()
         .map(|(_, duration)| duration.as_secs_f64())
         .sum();
-    // The clock may be too coarse for a step.
+    // A coarse clock may measure 0 for a step.
     let seconds_of = |time: &Duration| (*time).max(Duration::from_nanos(1)).as_secs_f64();
     let speeds: Vec<f64> = steps
         .iter()

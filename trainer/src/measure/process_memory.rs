@@ -9,7 +9,7 @@ pub fn peak_memory_bytes() -> u64 {
     status_bytes("VmHWM:")
 }
 
-/// Returns the present resident memory of this process, bytes (`VmRSS`).
+/// Returns the current resident memory of this process, bytes (`VmRSS`).
 pub fn resident_memory_bytes() -> u64 {
     status_bytes("VmRSS:")
 }
@@ -21,8 +21,9 @@ fn status_bytes(field: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Returns the number of pages that the system has supplied to all threads of this process (field
-/// 10 of `/proc/self/stat`). A step without new pages reuses its memory.
+/// Returns the number of pages that the system has supplied to all threads of this process.
+///
+/// The number is field 10 of `/proc/self/stat`. A step that reuses its memory needs no new pages.
 pub fn minor_page_faults() -> u64 {
     fs::read_to_string("/proc/self/stat")
         .ok()

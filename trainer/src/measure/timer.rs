@@ -2,7 +2,7 @@
 //!
 //! In: phases, entered and left. Out: [`Seconds`] of a step and of an epoch, spans for the trace,
 //! the status of this rank.
-//! Invariant: a moment counts only in the innermost phase. A rank counts its own time.
+//! Invariant: time counts only in the innermost phase. A rank counts only its own time.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use distributed::watchdog::{Phase, RankStatus};
 use records::Seconds;
 
-/// Limit of a rank's spans in a trace: 40 MiB.
+/// Maximum number of a rank's spans in a trace: 40 MiB.
 pub const MAX_SPANS: usize = 1 << 20;
 
-/// Adds up time by phase, for the current step and the current epoch, and reports the phase to the
-/// watchdog.
+/// Sums of time by phase, for the current step and the current epoch.
+///
+/// The timer reports the phase to the watchdog.
 #[derive(Debug, Default)]
 pub struct Timer {
     status: Arc<RankStatus>,
@@ -27,7 +28,7 @@ struct Counted {
     step: Seconds,
     epoch: Seconds,
     spans: Option<Vec<Span>>,
-    /// The open phases, the innermost last, each with the time up to which it has been counted.
+    /// Open phases, the innermost last. Each has the time up to which it has been counted.
     entered: Vec<(Phase, Instant)>,
 }
 
@@ -48,7 +49,7 @@ pub enum Activity {
     Bucket(usize),
 }
 
-/// Ends a phase when it is dropped.
+/// Guard that ends a phase on drop.
 #[must_use = "a phase ends when its guard is dropped"]
 #[derive(Debug)]
 pub struct PhaseGuard<'a>(&'a Timer);
@@ -69,13 +70,15 @@ impl Timer {
         self
     }
 
-    /// Reports the step that begins.
+    /// Reports the start of a step.
     pub fn begin_step(&self, epoch: u64, step: u64) {
         self.status.at(epoch, step);
     }
 
-    /// Begins a phase; the outer phase pauses. A device that computes asynchronously must be waited
-    /// for within a phase, or its time counts in a later one.
+    /// Begins a phase; the outer phase pauses.
+    ///
+    /// Wait for an asynchronous device within the phase. Otherwise, its time counts in a later
+    /// phase.
     pub fn enter(&self, phase: Phase) -> PhaseGuard<'_> {
         let now = Instant::now();
         let mut counted = self.counted.borrow_mut();
@@ -105,8 +108,7 @@ impl Timer {
         counted.keep(Activity::Bucket(bucket), start, end);
     }
 
-    /// Returns the spans since the last call: at most [`MAX_SPANS`], and one more if there were
-    /// more.
+    /// Returns at most [`MAX_SPANS`] spans since the last call, and one more if spans are missing.
     pub fn take_spans(&self) -> Vec<Span> {
         self.counted
             .borrow_mut()
@@ -116,12 +118,12 @@ impl Timer {
             .unwrap_or_default()
     }
 
-    /// Returns the time since the last call; the next step starts from zero.
+    /// Returns the time since the last call. The next step starts from zero.
     pub fn take_step(&self) -> Seconds {
         std::mem::take(&mut self.counted.borrow_mut().step)
     }
 
-    /// Returns the time since the last call; the next epoch and step start from zero.
+    /// Returns the time since the last call. The next epoch and step start from zero.
     pub fn take_epoch(&self) -> Seconds {
         self.take_step();
         std::mem::take(&mut self.counted.borrow_mut().epoch)
@@ -135,7 +137,7 @@ impl Drop for PhaseGuard<'_> {
 }
 
 impl Counted {
-    /// Adds the time of the innermost phase.
+    /// Adds the time until `now` to the innermost phase.
     fn count_until(&mut self, now: Instant) {
         let Some(&(phase, since)) = self.entered.last() else {
             return;
@@ -159,7 +161,7 @@ impl Counted {
     }
 }
 
-/// Returns the sum of a phase, if it has one.
+/// Returns the sum of a phase, if the phase has one.
 fn seconds_of(seconds: &mut Seconds, phase: Phase) -> Option<&mut f64> {
     match phase {
         Phase::Data => Some(&mut seconds.data),
@@ -187,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// In `phase` for `milliseconds` at least.
+    /// Spends at least `milliseconds` in `phase`.
     fn spend(timer: &Timer, phase: Phase, milliseconds: u64) {
         let _phase = timer.enter(phase);
         sleep(Duration::from_millis(milliseconds));

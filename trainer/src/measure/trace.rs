@@ -1,8 +1,8 @@
-//! A trace of all ranks in one file, for chrome://tracing or Perfetto.
+//! Trace of all ranks in one file, for chrome://tracing or Perfetto.
 //!
-//! In: spans of every rank. Out: Chrome's trace events, a process for each rank, on root's clock.
-//! Invariant: the file is whole or absent. Times of different ranks are comparable to about half a
-//! message's round trip.
+//! In: spans of every rank. Out: Chrome's trace events, one process per rank, on root's clock.
+//! Invariant: the file is complete or absent. Times of different ranks are comparable to about half
+//! a message's round trip.
 //! Source: "Trace Event Format" of the Chromium project.
 
 use std::fs;
@@ -19,10 +19,10 @@ use crate::measure::clock_offset::ClockOffset;
 use crate::measure::gather::{found_by_root, to_root};
 use crate::measure::timer::{Activity, MAX_SPANS, Span};
 
-/// The beginning of every trace.
+/// First bytes of every trace.
 const BEGINNING: &[u8] = b"[\n{\"name\"";
 
-/// Path of the trace, and this rank's clock compared with root's.
+/// Path of the trace, and the offset of root's clock from this rank's clock.
 #[derive(Clone, Debug)]
 pub struct TraceClock {
     path: PathBuf,
@@ -32,8 +32,9 @@ pub struct TraceClock {
 }
 
 impl TraceClock {
-    /// Compares clocks by messages to root and back, for a trace at `path`. Returns `None` without
-    /// a path.
+    /// Compares clocks by messages to root and back, for a trace at `path`.
+    ///
+    /// Returns `None` without a path.
     /// Collective: all ranks.
     pub fn start(path: Option<&Path>, communicator: &dyn Communicator) -> Result<Option<Self>> {
         let Some(path) = path else { return Ok(None) };
@@ -56,8 +57,9 @@ impl TraceClock {
         (own + self.offset_s) * 1e6
     }
 
-    /// Gathers the spans of all ranks, and writes the file on root. Returns there whether this
-    /// succeeded, with a warning if the trace of a rank ends before the run.
+    /// Gathers the spans of all ranks, and writes the file on root.
+    ///
+    /// Root returns the error of writing, or a warning if the trace of a rank ends before the run.
     /// Collective: all ranks.
     ///
     /// # Errors
@@ -83,7 +85,7 @@ impl TraceClock {
             own.push_str(&serde_json::to_string(&event)?);
             own.push_str(",\n");
         }
-        // The end of a trace that lacks spans, before the events.
+        // The message starts with the time after which spans are missing.
         let end = spans.get(MAX_SPANS);
         let end = end.map_or(f64::INFINITY, |left_out| self.microseconds(left_out.start));
         let message = [&end.to_le_bytes()[..], own.as_bytes()].concat();
@@ -138,12 +140,13 @@ impl TraceClock {
     }
 }
 
-/// Checks before a run, on root, that the trace can be written and is not one of the `others`, the
-/// files of the run. Leaves nothing behind.
+/// Checks on root, before a run, that the trace can be written.
+///
+/// The path must not be one of the `others`, the files of the run. The check leaves no file.
 /// Collective: all ranks, all with or all without a path.
 ///
 /// # Errors
-/// If it cannot be written, the same on all ranks.
+/// If the trace cannot be written, the same on all ranks.
 pub fn check(
     path: Option<&Path>,
     others: &[PathBuf],
@@ -165,7 +168,7 @@ pub fn check(
             .map_or(Ok(()), file::create_folder)
             .and_then(|()| file::check_replaceable(path));
         for folder in missing {
-            // Another process may have put something there.
+            // Another process may have put a file into the folder.
             let _ = fs::remove_dir(folder);
         }
         Ok(outcome?)
@@ -178,9 +181,9 @@ pub fn check(
     })
 }
 
-/// Checks that no file but an earlier trace is at the path.
+/// Checks that the path has no file other than an earlier trace.
 fn expect_trace(path: &Path) -> Result<()> {
-    // A folder or a device is reported when the file is written.
+    // A folder or a device causes an error when the file is written.
     if !fs::metadata(path).is_ok_and(|facts| facts.is_file() && facts.len() > 0) {
         return Ok(());
     }
@@ -295,7 +298,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("run.toml, which the run writes"), "{error}");
-        // It may also be written during the run.
+        // Another program may write the file during the run.
         fs::write(&path, "precious").unwrap();
         assert!(
             format!("{:#}", clock.write(&[], &alone).unwrap().unwrap_err())
@@ -366,8 +369,8 @@ mod tests {
             .iter()
             .map(|event| event["ts"].as_f64().unwrap())
             .collect();
-        // They left one barrier: within a second of each other also on a machine that is busy with
-        // other things.
+        // The ranks left one barrier. Their times differ by less than a second even on a busy
+        // machine.
         assert!(
             starts.iter().all(|ts| (ts - starts[0]).abs() < 1e6),
             "{starts:?}"

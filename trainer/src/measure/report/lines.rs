@@ -1,7 +1,7 @@
 //! The lines of a run as text: fixed columns, every number with its unit.
 //!
-//! In: records. Out: text without line ends. Invariant: pure; nothing is printed here. Epochs and
-//! steps count from 1.
+//! In: records. Out: text without line ends.
+//! Invariant: the functions are pure and print nothing. Epochs and steps count from 1.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use records::{
 /// Width of the configuration table, columns.
 const TABLE_WIDTH: usize = 110;
 
-/// Returns seconds, from an hour on as hours and minutes: `31.2 s`, `2 h 05 min`.
+/// Formats seconds as `31.2 s`, and an hour or more as `2 h 05 min`.
 fn seconds(seconds: f64) -> String {
     if (seconds * 10.0).round() < 36_000.0 {
         return format!("{seconds:.1} s");
@@ -25,8 +25,8 @@ fn seconds(seconds: f64) -> String {
     format!("{} h {:02} min", minutes / 60, minutes % 60)
 }
 
-/// Returns the time left as the end of a line, with at most two units: `45 s`, `31 min`, `2 h 05
-/// min`.
+/// Formats the time left as the end of a line, with at most two units: `45 s`, `31 min`,
+/// `2 h 05 min`.
 pub(super) fn left(time: Option<Duration>) -> String {
     let Some(time) = time else {
         return String::new();
@@ -38,8 +38,8 @@ pub(super) fn left(time: Option<Duration>) -> String {
     }
 }
 
-/// `epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data 0.4 …) | 12,270
-/// img/s | 31 min left`.
+/// Formats a step: `epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data
+/// 0.4 …) | 12,270 img/s | 31 min left`.
 pub(super) fn step(step: &StepLine) -> String {
     let [loss, accuracy] = running(&step.scores);
     let all = step.steps_per_epoch.to_string();
@@ -56,7 +56,7 @@ pub(super) fn step(step: &StepLine) -> String {
     )
 }
 
-/// `eval | batch 12/300 | 31 min left`.
+/// Formats progress: `eval | batch 12/300 | 31 min left`.
 pub(super) fn part_done(
     what: &str,
     unit: &str,
@@ -80,7 +80,7 @@ pub(super) fn bar_message(step: &StepLine) -> String {
     )
 }
 
-/// Returns loss and accuracy in per cent; dashes before the first result.
+/// Formats loss and accuracy in per cent. Returns dashes before the first result.
 fn running(scores: &ScoreSums) -> [String; 2] {
     match scores.num_samples {
         0 => ["     -".to_owned(), "   -".to_owned()],
@@ -95,7 +95,7 @@ fn images_per_second(step: &StepLine) -> u64 {
     (step.global_num_samples as f64 / step.duration.as_secs_f64()).round() as u64
 }
 
-/// Returns the five phases of a step, in seconds times `scale`.
+/// Formats the five phases of a step, in seconds times `scale`.
 fn phases(times: &Seconds, scale: f64) -> String {
     format!(
         "data {:4.1} fwd {:5.1} bwd {:5.1} comm {:4.1} opt {:4.1}",
@@ -189,11 +189,13 @@ pub(super) fn evaluation(name: &str, of: &Evaluation) -> String {
     )
 }
 
-/// Limit of the rows of a table of classes, and of the classes of a printed confusion matrix.
+/// Maximum number of rows in a table of classes, and of classes in a printed confusion matrix.
 const MOST_CLASSES: usize = 16;
 
-/// Returns a table of the classes, lowest accuracy first. Few classes get a confusion matrix; of
-/// many only the worst are shown, with the most frequent confusions.
+/// Returns a table of the classes, lowest accuracy first.
+///
+/// Few classes also get a confusion matrix. Many classes are reduced to the worst classes and the
+/// most frequent confusions.
 pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
     let worst = by_class.worst_first();
     let shown = &worst[..worst.len().min(MOST_CLASSES)];
@@ -241,12 +243,11 @@ pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
             lines.push(format!("  {:width$} {}", class.name, counts.join(" ")));
         }
     }
-    // Names come from files.
+    // Names of classes come from files.
     lines.iter().map(|line| printable(line)).collect()
 }
 
-/// Returns a text from a file with its control characters escaped, so that a terminal does not obey
-/// them.
+/// Escapes the control characters of a text from a file, so that a terminal does not obey them.
 pub fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -275,7 +276,7 @@ pub(super) fn finish(summary: &Summary) -> String {
         grouped(summary.steps),
         grouped(summary.images),
     );
-    // The time is that of this session.
+    // The times are those of this session.
     if let Some(root) = summary.rank_seconds.first()
         && root.num_steps < summary.steps
     {
@@ -335,8 +336,10 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
     )
 }
 
-/// Returns a row for each kind of kernel, the largest first: its share of the step, the time of the
-/// same calls outside a step, and its bandwidth over activations. Then the rest of the step.
+/// Returns a row for each kind of kernel, the largest first, and rows for the rest of the step.
+///
+/// A row has the kernel's share of the step, the time of the same calls outside a step, and the
+/// bandwidth over activations.
 pub fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
     let per_step = |seconds: f64| seconds / result.steps as f64;
     let row = |name: &str, part: f64| {
@@ -390,7 +393,7 @@ pub fn step_parts(seconds: f64, result: &BenchResult) -> Vec<String> {
     rows
 }
 
-/// Number of named kernels; the others are small.
+/// Number of kernels that are listed by name. The other kernels are small.
 const NUM_NAMED: usize = 12;
 
 /// Returns the kernels of a GPU, the largest first.
@@ -427,7 +430,7 @@ pub(super) fn slowest(slowest: &SlowestRank) -> String {
     )
 }
 
-/// Returns the histogram of updates by the staleness of their parameters.
+/// Formats the histogram of updates by the staleness of their parameters.
 pub(super) fn staleness(histogram: &[u64]) -> String {
     let total: u64 = histogram.iter().sum();
     let sum: u64 = histogram
@@ -448,8 +451,9 @@ pub(super) fn staleness(histogram: &[u64]) -> String {
     )
 }
 
-/// Returns a row for each section, wrapped; then the sizes that follow from the options; then the
-/// facts of the launch.
+/// Returns a wrapped row for each section, then sizes that follow from the options.
+///
+/// The last rows are the facts of the launch.
 pub fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
     let mut rows: Vec<(String, Vec<String>)> = Vec::new();
     for (path, value) in config.settings() {

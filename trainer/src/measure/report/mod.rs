@@ -1,9 +1,9 @@
-//! All output of a run: on root's console, and the same text in its log file.
+//! Output of a run: lines on root's console, and the same lines in its log file.
 //!
 //! In: records of [`crate::measure::metrics`]. Out: lines on stdout, progress bars and warnings on
 //! stderr, `train.log`.
-//! Invariant: only root prints, but for the error that ends the program. If the console or the log
-//! cannot be written, the run continues.
+//! Invariant: only root prints, except for the error that ends the program. The run continues if
+//! the console or the log cannot be written.
 
 pub mod lines;
 
@@ -23,10 +23,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Variation of the steps, or excess of a rank's time, that gets a warning.
+/// Variation of the steps, or excess of a rank's time, above which a warning is printed.
 const UNEVEN_SHARE: f64 = 0.1;
 
-/// Time after which a process under way prints another line.
+/// Interval between lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Width and colour of stdout.
@@ -47,8 +47,10 @@ impl ConsoleLook {
         }
     }
 
-    /// Returns the look of stdout. A launcher may give its ranks a terminal without a size and
-    /// write their text to a file: that one is plain.
+    /// Returns the look of stdout.
+    ///
+    /// A terminal without a size is plain: a launcher may give one to its ranks and write their
+    /// text to a file.
     pub fn of_stdout() -> Self {
         match Term::stdout().size_checked() {
             Some((_, columns)) if columns > 0 => Self {
@@ -60,7 +62,7 @@ impl ConsoleLook {
     }
 }
 
-/// Prints for root and is silent on all other ranks. A clone has the same console and log.
+/// Console and log of root, silent on all other ranks. Clones share both.
 #[derive(Clone)]
 pub struct Reporter {
     output: Option<Arc<Mutex<Output>>>,
@@ -72,17 +74,17 @@ struct Output {
     log: Option<LogFile>,
     /// True if stderr shows a bar.
     has_bars: bool,
-    /// True if stdout shows step lines: not on the terminal of the bar.
+    /// True if stdout shows step lines. False if stdout is the terminal of the bar.
     has_step_lines: bool,
     bar: Option<ProgressBar>,
-    /// When the last line of a step was printed, in this session.
+    /// Time of the last step line in this session.
     last_step_line: Option<Instant>,
-    /// Reported tenths of a download.
+    /// Number of reported tenths of a download.
     tenths: u64,
 }
 
 impl Reporter {
-    /// Returns a reporter for stdout and stderr, which prints if this rank `is_root`.
+    /// Returns a reporter for stdout and stderr. The reporter prints only if `is_root`.
     pub fn new(is_root: bool) -> Self {
         let has_bars = io::stderr().is_terminal();
         let output = Output {
@@ -102,7 +104,7 @@ impl Reporter {
         }
     }
 
-    /// Appends all further text to the log at `path`, too.
+    /// Appends all later text to the log at `path`, too.
     ///
     /// # Errors
     /// If the log cannot be opened.
@@ -132,8 +134,10 @@ impl Reporter {
         }
     }
 
-    /// Adds a line to the log only, about an error that is printed elsewhere and may end the
-    /// program. Does not wait for a thread that holds the console.
+    /// Adds a line to the log only.
+    ///
+    /// The line is about an error that is printed elsewhere and may end the program. Does not wait
+    /// for a thread that holds the console.
     pub fn log(&self, text: &str) {
         if let Some(output) = &self.output
             && let Ok(mut output) = output.try_lock()
@@ -142,8 +146,9 @@ impl Reporter {
         }
     }
 
-    /// Returns true for the first step of the session, and for one after ten seconds without a
-    /// step's line. False where nothing is printed.
+    /// Returns true for the session's first step, and ten seconds after the last line of a step.
+    ///
+    /// Returns false if nothing is printed.
     pub fn is_step_due(&self) -> bool {
         self.lock().is_some_and(|output| {
             output
@@ -152,7 +157,7 @@ impl Reporter {
         })
     }
 
-    /// Shows a step: moves the bar, and prints the step's line if that `is_due`.
+    /// Moves the bar, and prints the step's line if `is_due`.
     pub fn step(&self, step: &StepLine, is_due: bool) {
         let Some(mut output) = self.lock() else {
             return;
@@ -173,8 +178,9 @@ impl Reporter {
         }
     }
 
-    /// Prints the line of an epoch and removes the bar. If the log was replaced or removed, opens
-    /// it again.
+    /// Prints the line of an epoch and removes the bar.
+    ///
+    /// Opens the log again if it was replaced or removed.
     pub fn epoch(&self, record: &EpochRecord) {
         if let Some(mut output) = self.lock() {
             output.clear_bar();
@@ -183,7 +189,7 @@ impl Reporter {
         }
     }
 
-    /// Shows a download: a bar, or a line at every tenth.
+    /// Shows the progress of a download: a bar, or a line at every tenth.
     ///
     /// # Units
     /// `done` and `total` in bytes.
@@ -277,15 +283,15 @@ impl Reporter {
         self.note(&format!("parameters sha256 {}", summary.parameter_hash));
     }
 
-    /// Prints `value` as one line of JSON, as [`result`](Self::result) does.
+    /// Prints `value` as one line of JSON, like [`result`](Self::result).
     ///
     /// # Errors
-    /// As [`result`](Self::result).
+    /// If [`result`](Self::result) fails.
     pub fn json(&self, value: &impl Serialize) -> Result<()> {
         self.result(&serde_json::to_string(value)?)
     }
 
-    /// Prints the result of a command on stdout and not in the log. A closed pipe is not an error.
+    /// Prints the result of a command on stdout, but not in the log. A closed pipe is not an error.
     pub fn result(&self, text: &str) -> Result<()> {
         let Some(mut output) = self.lock() else {
             return Ok(());
@@ -295,7 +301,7 @@ impl Reporter {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Output>> {
-        // Lines are whole even if a thread panicked between two of them.
+        // A panic of another thread leaves no partial line.
         self.output
             .as_ref()
             .map(|output| output.lock().unwrap_or_else(PoisonError::into_inner))
@@ -316,8 +322,8 @@ impl Output {
         }
     }
 
-    // Errors of these writes are dropped: a closed pipe or a full disk is no reason to lose hours
-    // of training.
+    // Errors of these writes are ignored: a closed pipe or a full disk must not end a long
+    // training run.
 
     fn line(&mut self, text: &str) {
         let mut write = || drop(one_write(&mut self.console, text));
@@ -366,7 +372,7 @@ impl Output {
     }
 }
 
-/// `train.log`, open to be appended to. After [`follow`](Self::follow) it is the file at the path.
+/// `train.log`, opened for appending. After [`follow`](Self::follow), it is the file at the path.
 #[derive(Debug)]
 struct LogFile {
     file: File,
@@ -377,7 +383,7 @@ impl LogFile {
     /// Opens the file, or creates it.
     ///
     /// # Errors
-    /// If the path is not that of a regular file; I/O errors.
+    /// If the path is not a regular file; I/O errors.
     fn open(path: &Path) -> Result<Self> {
         let open = || {
             if path.exists() {
@@ -404,18 +410,18 @@ impl LogFile {
         Ok(is_replaced)
     }
 
-    /// Appends a line. A full disk must not end the run, so errors are dropped.
+    /// Appends a line. Errors are ignored, because a full disk must not end the run.
     fn line(&mut self, text: &str) {
         let _ = self.file.write_all(format!("{text}\n").as_bytes());
     }
 }
 
-/// Prints why this rank ends the job, on stderr.
+/// Prints on stderr the reason why this rank ends the job.
 pub fn alarm(message: &str) {
     let _ = one_write(&mut io::stderr().lock(), message.trim_end());
 }
 
-/// Prints on stderr the error that ended the program, on any rank: root may have exited.
+/// Prints on stderr the error that ended the program. Any rank prints, as root may have exited.
 pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
     alarm(&match rank {
         Some(rank) => format!("error (rank {rank}): {error:#}"),
@@ -423,7 +429,7 @@ pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
     });
 }
 
-/// Writes a line in one piece: a launcher may put lines of other ranks between two pieces.
+/// Writes a line in one call: a launcher may insert lines of other ranks between two calls.
 fn one_write(to: &mut dyn Write, line: &str) -> io::Result<()> {
     to.write_all(format!("{line}\n").as_bytes())
         .and_then(|()| to.flush())

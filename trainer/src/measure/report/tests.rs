@@ -1,4 +1,4 @@
-//! Console and log of a run.
+//! Tests of the console and the log of a run.
 
 use super::*;
 use crate::config::TrainConfig;
