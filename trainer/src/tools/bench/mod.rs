@@ -2,8 +2,8 @@
 //!
 //! In: the configuration, the ranks. Out: [`BenchResult`], and the profile of a step without
 //! waiting.
-//! Invariant: the measured steps are the steps of `train`. Only the input differs: it copies a few
-//! batches.
+//! Invariant: the measured steps are the steps of `train`. Only the input differs: the step
+//! copies one of a few batches.
 
 mod profile;
 

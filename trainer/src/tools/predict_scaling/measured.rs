@@ -2,7 +2,7 @@
 //!
 //! In: files of `bench --json`, directories of studies; predictions. Out: [`Measured`] groups with
 //! speedups.
-//! Invariant: a speed is compared only with one rank of the same work.
+//! Invariant: a speed is compared only with the speed of one rank on the same work.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Predictions for more ranks from the step of one: `trainer predict-scaling`.
+//! Predictions for more ranks from the measured step of one rank: `trainer predict-scaling`.
 //!
 //! In: a measured step, networks, methods of synchronisation; measured runs. Out:
 //! [`records::PredictionFile`]s, tables.

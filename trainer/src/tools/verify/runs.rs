@@ -1,7 +1,10 @@
 //! Checks by whole training runs: accuracy on the embedded images, checkpoints between devices.
 //!
-//! In: a device. Out: the accuracy after the last epoch; the bits of a checkpoint that moves from
-//! the device to the reference and back; the difference of the two evaluations.
+//! In: a device. Out:
+//!
+//! - the accuracy after the last epoch
+//! - the bits of a checkpoint that moves from the device to the reference and back
+//! - the difference between the evaluations of the two devices
 
 use std::path::Path;
 use std::sync::Arc;
