@@ -1,7 +1,7 @@
-//! The configuration of a network: its depth, classes and shortcut.
+//! Configuration of a network: depth, classes and shortcut.
 //!
-//! In: user data. Out: a configuration that is valid by construction. Invariant: there is a network
-//! of that depth for such images.
+//! In: user data. Out: a configuration that is valid by construction. Invariant: a network with the
+//! configured depth exists for the configured images.
 //! Source: He et al. 2015, arXiv 1512.03385, section 4.2, and table 1.
 
 use burn::tensor::Device;
@@ -55,7 +55,7 @@ enum Images {
 /// A stage of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stage {
-    /// The channels of the 3x3 convolutions; the output has [`Stage::out_channels`].
+    /// Channels of the 3x3 convolutions; the output has [`Stage::out_channels`].
     pub(crate) channels: usize,
     pub(crate) num_blocks: usize,
     /// True if a block is 1x1, 3x3, 1x1 with four times the channels at its end. Otherwise it is
@@ -79,8 +79,8 @@ impl Stage {
 /// come three stages of `n` basic blocks with 16, 32 and 64 channels (`6n + 2` layers). ResNet-18
 /// and -34 have their usual four stages with 64, 128, 256 and 512 channels instead.
 ///
-/// For ImageNet it is a network of table 1 as in torchvision: a bottleneck has its stride in the
-/// 3x3 convolution ("v1.5").
+/// For ImageNet it is a network of table 1, with the stride of a bottleneck in the 3x3 convolution
+/// ("v1.5") as in torchvision.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResNetConfig {
     images: Images,
@@ -95,8 +95,8 @@ pub struct ResNetConfig {
 impl ResNetConfig {
     /// Returns the network of `depth` layers for small images, with 10 classes and RGB images.
     ///
-    /// `depth` is 20, 32, 44, 56, 110, 1202, …, or 18 or 34. The shortcut is that of its paper: B
-    /// for 18 and 34 layers, otherwise A.
+    /// `depth` is 20, 32, 44, 56, 110, 1202, …, or 18 or 34. The default shortcut is that of the
+    /// paper: B for 18 and 34 layers, otherwise A.
     ///
     /// # Errors
     /// [`ModelError::Depth`] unless `depth` is 18, 34 or `6n + 2` with `n` at least 1.
@@ -241,7 +241,7 @@ impl ResNetConfig {
         self
     }
 
-    /// Sets the way in which the layers are computed. Instruction sets and algorithms differ by
+    /// Sets the computation of the layers. Results of instruction sets and algorithms differ by
     /// rounding.
     ///
     /// # Panics
@@ -326,7 +326,7 @@ impl ResNetConfig {
         num_values.saturating_add((self.num_classes as u64).saturating_mul(c_in + 1))
     }
 
-    /// Makes the network with the weights of `seed`: the same bits on every backend and thread.
+    /// Makes the network with weights drawn from `seed`: the same bits on every backend and thread.
     ///
     /// burn's global random numbers are not used.
     ///

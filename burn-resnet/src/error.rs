@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A configuration that names no network.
+/// The configuration of a network that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(
     missing_docs,
@@ -45,7 +45,7 @@ pub enum WeightsError {
         format: &'static str,
         reason: String,
     },
-    /// The file's tensors are not those of the network.
+    /// The tensors of the file do not fit the network.
     #[error(
         "{}: the tensors do not fit the network: missing [{}]; unexpected [{}]; misshaped [{}]. \
          Check that the file is of the same network, with as many classes.",
@@ -58,7 +58,7 @@ pub enum WeightsError {
         /// The name, expected shape and found shape (or type) of each tensor that does not fit.
         misshaped: Vec<String>,
     },
-    /// The file holds the network but for the last layer.
+    /// Only the last layer of the file does not fit the network.
     #[error(
         "{}: the last layer does not fit the network: missing [{}]; misshaped [{}]",
         path.display(), some(missing), some(misshaped)

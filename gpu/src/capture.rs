@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::{Device, Graph, StreamId, capture};
 
-/// Locks out captures of other threads; held while a step is captured.
+/// Blocks captures of other threads while the guard exists; [`CapturedStep::capture`] holds it.
 ///
 /// A thread holds the lock during each driver call except launches, because the driver allocates no
 /// memory during a capture.
@@ -22,7 +22,7 @@ pub fn capture_lock() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A captured step of a GPU.
+/// A step of a GPU, captured for replay.
 pub struct CapturedStep<T> {
     graph: Graph<T, Box<dyn FnMut() -> T + Send>>,
     stream: StreamId,

@@ -44,9 +44,9 @@ const REGION_LINES: usize = 1024 * 1024;
 /// Makes the system's allocator keep memory that the main thread frees, in blocks up to 32 MiB.
 ///
 /// Tensors outside an arena (new parameters, burn's operations) then reuse the memory of the step
-/// before. Call this function when training begins: threads that decode images earlier would keep
-/// their memory, too. It overrides the environment's settings of the allocator, and has no effect
-/// outside 64-bit glibc.
+/// before. Call this function when training begins; otherwise threads that decode images before
+/// training keep their memory as well. It overrides the environment's settings of the allocator,
+/// and has no effect outside 64-bit glibc.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
     {
@@ -82,7 +82,7 @@ impl Arena {
     /// Returns a block of `len` values with unspecified content: zeros or earlier values.
     ///
     /// # Panics
-    /// If no slice can have this length.
+    /// If `len` exceeds the largest slice.
     #[must_use]
     pub fn take<E: Element>(&self, len: usize) -> Buffer<E> {
         let num_lines = elements("arena", &[len, size_of::<E>()]).div_ceil(LINE);
@@ -106,7 +106,7 @@ impl Arena {
         }
     }
 
-    /// Returns bytes that are in no block.
+    /// Returns the number of bytes that are in no block.
     #[cfg(test)]
     fn free_bytes(&self) -> usize {
         self.lock()
@@ -212,7 +212,7 @@ impl Drop for Memory {
     }
 }
 
-/// A buffer of activations that goes back to its arena when dropped.
+/// A buffer of activations. Its drop returns the memory to the arena.
 #[derive(Debug)]
 pub struct Buffer<E: Element> {
     values: NonNull<E>,

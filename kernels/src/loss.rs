@@ -15,10 +15,10 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Returns the loss of all rows. If a logit is not finite, neither is the sum.
+    /// Returns the sum of the losses of all rows. If a logit is not finite, the sum is not finite.
     ///
     /// # Panics
-    /// Unless there are as many targets as logits, in whole rows.
+    /// If the lengths differ, or are not a multiple of the number of classes.
     #[must_use]
     pub fn sum(self, logits: &[f32], targets: &[f32], num_classes: usize) -> f32 {
         rows(logits, targets, num_classes)
@@ -26,10 +26,10 @@ impl Loss {
             .sum::<f64>() as f32
     }
 
-    /// Computes the gradient of `scale` times [`Loss::sum`] by the logits.
+    /// Computes the gradient of `scale` times [`Loss::sum`] with respect to the logits.
     ///
     /// # Panics
-    /// Unless there are as many targets and gradients as logits, in whole rows.
+    /// If the lengths differ, or are not a multiple of the number of classes.
     pub fn gradient(
         self,
         scale: f32,

@@ -17,7 +17,7 @@ const MAX_ELEMENTS: usize = isize::MAX as usize / size_of::<f64>();
 /// give a slice that is too short.
 ///
 /// # Panics
-/// If no slice can have this length.
+/// If `len` exceeds the largest slice.
 pub(crate) fn elements(what: &str, extents: &[usize]) -> usize {
     let product = extents
         .iter()

@@ -32,7 +32,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Returns an empty one.
+    /// Returns an empty buffer.
     #[must_use]
     pub const fn new() -> Self {
         Self { lines: Vec::new() }

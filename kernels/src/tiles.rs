@@ -82,7 +82,7 @@ pub(crate) trait PerChannel {
     fn flush(&mut self, _columns: Columns) {}
 }
 
-/// Returns rows in a tile below 128 channels.
+/// Returns the number of rows in a tile below 128 channels.
 fn tile_rows(channels: usize) -> usize {
     let divisor = 1 << channels.trailing_zeros().min(4);
     let aligned = WIDE / divisor;
@@ -140,7 +140,7 @@ fn walk_tiles<K: PerChannel>(kernel: &mut K, columns: Columns, stride: usize, co
     }
 }
 
-/// Returns rows in a piece of an operation without sums.
+/// Returns the number of rows in a piece of an operation without sums.
 pub(crate) fn piece_rows(channels: usize) -> usize {
     let tile_rows = if channels < 128 {
         tile_rows(channels)
@@ -150,7 +150,7 @@ pub(crate) fn piece_rows(channels: usize) -> usize {
     (PIECE_VALUES / (tile_rows * channels)).max(1) * tile_rows
 }
 
-/// Returns rows in a piece of an operation with sums.
+/// Returns the number of rows in a piece of an operation with sums.
 pub(crate) fn summed_piece_rows(rows: usize, channels: usize) -> usize {
     let tile_rows = if channels < 128 {
         tile_rows(channels)

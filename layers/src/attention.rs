@@ -14,11 +14,11 @@ use crate::ops::single::{Operation, computes, single};
 /// Returns `softmax(q k^T / sqrt(width)) v` of each image and head.
 ///
 /// # Shapes
-/// `qkv`: `[N, tokens, 3 * heads * width]`, the last axis as `[3, heads, width]`: queries, keys,
-/// values, as timm's vision transformers have it. Returns `[N, tokens, heads * width]`.
+/// `qkv`: `[N, tokens, 3 * heads * width]`, the last axis is `[3, heads, width]` (queries, keys,
+/// values), as in timm's vision transformers. Returns `[N, tokens, heads * width]`.
 ///
 /// # Panics
-/// If the last axis is not a multiple of `3 * heads`.
+/// If the length of the last axis is not a multiple of `3 * heads`.
 pub fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
     let [images, tokens, channels] = qkv.dims();
     let fits = heads > 0 && channels > 0 && channels.is_multiple_of(3 * heads);

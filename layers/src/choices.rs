@@ -13,11 +13,11 @@ pub struct Computation {
     pub kernels: Kernels,
     /// Algorithm of Lockstep's convolutions.
     pub convolution: Convolution,
-    /// Instruction set of our kernels; default: the processor's best.
+    /// Instruction set of Lockstep's kernels; default: the processor's best.
     pub isa: Isa,
     /// The number format between layers.
     pub activations: Activations,
-    /// Activations computed twice to save memory.
+    /// Activations that are computed twice to save memory.
     pub recompute: Recompute,
 }
 
@@ -47,7 +47,7 @@ pub enum Convolution {
     /// Winograd's F(4x4, 3x3) (Lavin and Gray 2015) if it is faster, otherwise direct.
     #[default]
     Auto,
-    /// Always direct: slower, with a few times less rounding error.
+    /// Direct for all shapes: slower, but with a rounding error several times smaller.
     Direct,
 }
 
@@ -79,9 +79,11 @@ pub enum Recompute {
     /// No activation.
     #[default]
     None,
-    /// Outputs of normalisations with residual and ReLU. Only results of convolutions are kept.
+    /// Outputs of normalisations with residual and ReLU. The forward pass keeps only results of
+    /// convolutions.
     Norms,
-    /// Results of convolutions, too, by a second forward pass. Only outputs of blocks are kept.
+    /// Results of convolutions as well, with a second forward pass. The forward pass keeps only
+    /// outputs of blocks.
     Convolutions,
 }
 

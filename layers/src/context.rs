@@ -14,21 +14,21 @@ thread_local! {
     static CURRENT: RefCell<PassContext> = RefCell::default();
 }
 
-/// Settings of a forward pass and its backward pass; by default those of a single process.
+/// Settings of a forward pass and its backward pass. The default is for a single process.
 #[derive(Clone, Debug, Default)]
 pub struct PassContext {
     /// Computation of the layers.
     pub computation: Computation,
-    /// Sums the batch statistics of normalisations over all who compute a batch together; `None`:
-    /// each by its own batch.
+    /// Sums the batch statistics of normalisations over all processes that compute a batch
+    /// together. With `None`, a process uses only its own batch.
     pub reducer: Option<Arc<dyn StatisticsReducer>>,
-    /// Takes each parameter's gradient as soon as it is final; `None`: gradients stay with the
+    /// Takes each parameter's gradient as soon as it is final. With `None`, gradients stay on the
     /// tape.
     pub hook: Option<Arc<dyn GradientHook>>,
 }
 
 impl From<Computation> for PassContext {
-    /// Returns the context of a single process with this computation.
+    /// Returns a context for a single process with this computation.
     fn from(computation: Computation) -> Self {
         Self {
             computation,
@@ -38,7 +38,7 @@ impl From<Computation> for PassContext {
 }
 
 impl PassContext {
-    /// Runs `forward` with this context for the layers of this thread.
+    /// Runs `forward`; all layers that this thread calls in it use this context.
     pub fn scope<T>(self, forward: impl FnOnce() -> T) -> T {
         struct Restored(PassContext);
         impl Drop for Restored {

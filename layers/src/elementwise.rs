@@ -2,7 +2,7 @@
 //!
 //! In: features, or a tensor of any shape.
 //! Out: the same kind.
-//! Invariant: each is burn's and PyTorch's function of that name.
+//! Invariant: each function equals the function of that name in burn and PyTorch.
 
 use burn::tensor::{Tensor, activation};
 use kernels::activation::Function;
@@ -69,8 +69,8 @@ pub fn relu6<T: Elementwise>(x: T) -> T {
     x.apply(Function::Relu6)
 }
 
-/// Returns `x Φ(x)` with the normal distribution's Φ, by the error function: PyTorch's default
-/// (Hendrycks and Gimpel 2016, arXiv 1606.08415).
+/// Returns `x Φ(x)`, where Φ is the normal distribution's, computed with the error function. This
+/// is PyTorch's default (Hendrycks and Gimpel 2016, arXiv 1606.08415).
 pub fn gelu<T: Elementwise>(x: T) -> T {
     x.apply(Function::Gelu)
 }

@@ -3,9 +3,9 @@
 //!
 //! In: modules applied to features one after the other, as in PyTorch.
 //! Out: `[N, H, W, C]`.
-//! Invariant: the function is that of modules which compute immediately. A convolution waits for
-//! the normalisation, residual and ReLU after it; this layer waits for its reader. Only a single
-//! reader may normalise its input. Activations without a reader are not computed, on any rank.
+//! Invariant: the result is that of modules which compute immediately. A convolution waits for the
+//! normalisation, residual and ReLU after it; this layer waits for its reader. Only a single reader
+//! may normalise its input. Activations without a reader are not computed, on any rank.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -35,7 +35,7 @@ thread_local! {
 
 /// Activations `[N, H, W, C]` on their way through a network, computed when they are read.
 ///
-/// Clones are the same features. A tensor becomes features, and these a tensor, by `into`.
+/// Clones share their values. `into` converts a tensor to features, and features to a tensor.
 #[derive(Clone)]
 pub struct Features(Rc<RefCell<State>>);
 
@@ -43,7 +43,7 @@ enum State {
     Ready(Values),
     Convolved(Box<Convolved>),
     Normalised(Box<Normalised>),
-    /// Shortcut A of these, for so many channels.
+    /// Shortcut A of these, for the given number of channels.
     Shortcut(Values, usize),
     /// Being computed; stays so after a panic.
     Taken,
@@ -173,7 +173,7 @@ impl Features {
     /// `[N, H, W, C]` to `[N, ceil(H / 2), ceil(W / 2), channels]`.
     ///
     /// # Panics
-    /// Unless the missing channels are an even number.
+    /// If the number of added channels is odd.
     pub fn subsample_and_pad(self, channels: usize) -> Self {
         let values = self.into_values();
         let [.., channels_in] = values.tensor.dims();
@@ -267,8 +267,8 @@ impl Features {
 impl Add for Features {
     type Output = Self;
 
-    /// Returns the sum; where one side ends in a normalisation, it and the ReLU that may follow are
-    /// one operation with that layer.
+    /// Returns the sum. If one side ends in a normalisation, the sum and a ReLU after it become
+    /// part of that layer's operation.
     fn add(self, other: Self) -> Self {
         match (self.into_state(), other.into_state()) {
             (State::Normalised(layer), other) if layer.can_take_residual() => {
@@ -374,8 +374,9 @@ pub fn relu(features: impl Into<Features>) -> Features {
     features.into().apply(Function::Relu)
 }
 
-/// Applies burn's operations in f32 to a tensor of 16 bits, and gives their result in its number
-/// format: parameters and factors are f32, and burn's operations take operands of one format only.
+/// Applies burn's operations in f32 to a tensor of 16 bits, and converts the result back to its
+/// number format. burn's operations need operands of one format, and parameters and factors are
+/// f32.
 ///
 /// ```
 /// # use burn::tensor::{Device, FloatDType, Tensor};

@@ -168,8 +168,8 @@ impl Normalised {
 
     /// Returns whether the rectifier can end the operation.
     ///
-    /// Only our kernels have a ReLU6, without a residual; they compute no frozen norm on a training
-    /// device.
+    /// Only Lockstep's kernels have a ReLU6, without a residual; they compute no frozen norm on a
+    /// training device.
     pub(crate) fn takes(&self, rectifier: Rectifier) -> bool {
         let input = &self.input.tensor;
         let is_ours = computes(input, &self.context.computation)
@@ -265,7 +265,7 @@ impl Normalised {
 }
 
 /// # Panics
-/// Unless the input has the convolution's channels: our kernels would see other groups.
+/// Unless the input has the convolution's channels: Lockstep's kernels would see other groups.
 fn expect_channels(conv: &Conv2d, input: &Tensor<4>) {
     let [_, of_group, ..] = conv.weight.dims();
     let dims = input.dims();
@@ -295,7 +295,7 @@ fn trained<const D: usize>(parameter: &Param<Tensor<D>>) -> Option<ParamId> {
     parameter.val().is_require_grad().then_some(parameter.id)
 }
 
-/// Returns the operation of our kernels for the convolution, if there is one.
+/// Returns the operation of Lockstep's kernels for the convolution, if there is one.
 fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
     Some(Operation::Convolution(ConvolutionOptions {
         stride: conv.stride[0],
@@ -304,8 +304,8 @@ fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
     }))
 }
 
-/// Returns the padding, the same on all sides, of a convolution that our kernels compute: square,
-/// stride 1 or 2, no dilation, in one group or depthwise.
+/// Returns the padding, the same on all sides, of a convolution that Lockstep's kernels compute:
+/// square, stride 1 or 2, no dilation, in one group or depthwise.
 fn kernels_padding(conv: &Conv2d) -> Option<usize> {
     let [height, width] = conv.kernel_size;
     let padding = match conv.padding {

@@ -23,7 +23,7 @@ pub struct LayerNormConfig {
 }
 
 impl LayerNormConfig {
-    /// Returns the configuration for so many channels.
+    /// Returns the configuration for the given number of channels.
     pub fn new(d_model: usize) -> Self {
         Self {
             d_model,
@@ -37,12 +37,12 @@ impl LayerNormConfig {
         Self { epsilon, ..self }
     }
 
-    /// Sets whether there is a shift; default: true.
+    /// Enables or disables the shift; default: enabled.
     pub fn with_bias(self, has_bias: bool) -> Self {
         Self { has_bias, ..self }
     }
 
-    /// Returns the module: a scale of 1, a shift of 0.
+    /// Returns the module with a scale of 1 and a shift of 0.
     pub fn init(&self, device: &Device) -> LayerNorm {
         LayerNorm {
             gamma: Initializer::Ones.init([self.d_model], device),
@@ -70,13 +70,14 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Returns each row less its mean, divided by its standard deviation, times gamma, plus beta.
+    /// Normalises each row: subtracts its mean, divides by its standard deviation, multiplies by
+    /// gamma and adds beta.
     ///
     /// # Shapes
     /// `[.., C]` to the same.
     ///
     /// # Panics
-    /// When the last axis is another.
+    /// If the last axis has another length.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let [channels] = self.gamma.dims();
         assert_eq!(

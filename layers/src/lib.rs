@@ -2,9 +2,9 @@
 //!
 //! In: `[N, H, W, C]` tensors, and modules with burn's names, which contain burn's own modules.
 //! Out: [`Features`], tensors.
-//! Invariant: a layer computes the same function on every backend: by our kernels on Flex and, for
-//! normalisations, on GPUs; by burn's operations elsewhere. Layers communicate only through the
-//! reducer and the hook of the [`PassContext`].
+//! Invariant: a layer computes the same function on every backend. It uses Lockstep's kernels on
+//! Flex and, for normalisations, on GPUs; elsewhere it uses burn's operations. Layers communicate
+//! only through the reducer and the hook of the [`PassContext`].
 //! Source: Ioffe and Szegedy 2015, arXiv 1502.03167; Li et al. 2020, arXiv 2006.15704, section
 //! 3.2.3.
 
@@ -40,7 +40,7 @@ pub use pooling::{
 pub use stochastic_depth::stochastic_depth;
 pub use with_gradient_hook::with_gradient_hook;
 
-/// Interfaces for a training engine; a model needs none of them.
+/// Interfaces for a training engine; models do not need them.
 pub mod backend {
     pub use crate::choices::{Activations, Computation, Convolution, Kernels, Recompute};
     pub use crate::elementwise::Elementwise;
@@ -54,7 +54,7 @@ pub mod backend {
     pub use kernels::simd::Isa;
 }
 
-/// The time of the CPU kernels of a step.
+/// Time of the CPU kernels of a step.
 pub mod timing {
     pub use crate::ops::{KernelAlone, KernelCalls, KernelTime, kernel_times};
 }

@@ -9,11 +9,12 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 
-/// Paths of the modules whose running statistics the last forward pass of this thread left pending:
-/// burn's own `BatchNorm`, which no [`PassContext`](crate::PassContext) reaches. It normalises by
-/// this process's part of a batch. To be asked after a model's first pass.
+/// Returns the paths of burn's own `BatchNorm` modules. They do not use the
+/// [`PassContext`](crate::PassContext), so they normalise with this process's part of a batch only.
+/// Call this function after the first forward pass of a model on this thread: it finds the modules
+/// whose update of the running statistics is still pending.
 ///
-/// The pending updates are stored, as the next forward pass would do.
+/// The call also stores the pending updates, as the next forward pass would.
 pub fn locally_normalised<M: Module>(module: &M) -> Vec<String> {
     let before = Buffers::of(module);
     // `valid` stores what is pending.

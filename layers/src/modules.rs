@@ -23,7 +23,7 @@ macro_rules! around {
         #[doc = $doc]
         ///
         /// It dereferences to burn's module, which holds the parameters. `into` converts burn's
-        /// module.
+        /// module to this one.
         #[derive(Clone, Debug)]
         pub struct $name($stock);
 
@@ -124,10 +124,10 @@ around!(
 around!(Linear, nn::Linear, "A linear layer.");
 
 impl Conv2d {
-    /// Returns the convolution; computed together with the normalisation, residual and ReLU that
-    /// follow it, if it has no bias and one group. Square kernels with stride 1 or 2, the same
-    /// padding on all sides and no dilation are our kernels', in one group or depthwise; all others
-    /// are burn's own operation, which on Flex is several times slower.
+    /// Convolves. Without bias and with one group, the convolution is computed together with the
+    /// normalisation, residual and ReLU after it. Lockstep's kernels compute square kernels with
+    /// stride 1 or 2, the same padding on all sides and no dilation, in one group or depthwise.
+    /// burn's operation computes all others; on Flex it is several times slower.
     ///
     /// # Shapes
     /// `[N, H, W, C_in]` to `[N, H_out, W_out, C_out]`.
@@ -137,22 +137,23 @@ impl Conv2d {
 }
 
 impl BatchNorm {
-    /// Normalises each channel: in training, on an autodiff device, by the batch's statistics,
-    /// which enter the running ones; else by these.
+    /// Normalises each channel. In training, on an autodiff device, it uses the statistics of the
+    /// batch and updates the running statistics. Otherwise it uses the running statistics.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to the same.
     ///
     /// # Differs from burn
-    /// The running variance takes the unbiased one of the batch, as in PyTorch.
+    /// The running variance uses the unbiased variance of the batch, as in PyTorch.
     ///
     /// # Differs from PyTorch
-    /// One value per channel is normalised to `beta` where PyTorch raises an error, and enters the
-    /// running variance as 0.
+    /// A batch of one value per channel is normalised to `beta`, and its variance counts as 0.
+    /// PyTorch raises an error.
     ///
     /// # Collective
-    /// With a reducer in the [`PassContext`] (the convolution's, where both are one operation), in
-    /// training: one sum in the forward and one in the backward pass.
+    /// In training with a reducer: one sum in the forward and one in the backward pass. The reducer
+    /// is that of the [`PassContext`]; if the convolution before is in the same operation, its
+    /// context counts.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
         features.into().normalised(self)
     }
@@ -165,14 +166,14 @@ impl Linear {
     /// `[.., C]` to `[.., K]`.
     ///
     /// # Panics
-    /// When the last axis is another.
+    /// If the last axis has another length.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.forward_with(x, |parameters| parameters)
     }
 
     /// Returns `(x W + b) * scale`: the layer scale of a residual branch (Touvron et al. 2021,
-    /// arXiv 2103.17239, equation 2), put into the weights, so that it costs no pass over
-    /// activations.
+    /// arXiv 2103.17239, equation 2). The scale is multiplied into the weights, so it needs no pass
+    /// over activations.
     ///
     /// # Shapes
     /// `x`: `[.., C]`; `scale`: `[K]`. Returns `[.., K]`.
@@ -241,7 +242,7 @@ macro_rules! config_around {
                 }
             )*
 
-            /// Returns the module; parameters are drawn from burn's random numbers.
+            /// Returns the module, with parameters drawn from burn's random numbers.
             pub fn init(&self $(, $device: &Device)?) -> $module {
                 self.0.init($($device)?).into()
             }
@@ -259,7 +260,7 @@ config_around!(LinearConfig, nn::LinearConfig, Linear, [with_bias: bool, with_in
 pub(crate) use config_around;
 
 impl Conv2dConfig {
-    /// Returns the configuration for `[C_in, C_out]` channels and a kernel of these sides.
+    /// Returns the configuration for `[C_in, C_out]` channels and a kernel of `kernel_size`.
     pub fn new(channels: [usize; 2], kernel_size: [usize; 2]) -> Self {
         Self(StockConv2dConfig::new(channels, kernel_size))
     }

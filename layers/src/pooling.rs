@@ -59,15 +59,15 @@ impl AvgPool2dConfig {
 }
 
 impl AdaptiveAvgPool2dConfig {
-    /// Returns the configuration for an output of this height and width.
+    /// Returns the configuration for an output of height and width `output_size`.
     pub fn new(output_size: [usize; 2]) -> Self {
         Self(pool::AdaptiveAvgPool2dConfig::new(output_size))
     }
 }
 
 impl MaxPool2d {
-    /// Returns the maxima. 3x3 windows with stride 2 and padding 1, those of ResNets, are our
-    /// kernel's.
+    /// Returns the maxima. Lockstep's kernel computes 3x3 windows with stride 2 and padding 1, as
+    /// in ResNets; burn's operation computes all others.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
@@ -93,7 +93,7 @@ impl MaxPool2d {
 }
 
 impl AvgPool2d {
-    /// Returns the means, by burn's operation.
+    /// Returns the means, computed with burn's operation.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
@@ -108,8 +108,8 @@ impl AvgPool2d {
 }
 
 impl AdaptiveAvgPool2d {
-    /// Returns the means; to one pixel by our kernel, as [`global_avg_pool`], but in the number
-    /// format of the features.
+    /// Returns the means in the number format of the features. For an output of one pixel it uses
+    /// the kernel of [`global_avg_pool`].
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
@@ -132,7 +132,8 @@ impl AdaptiveAvgPool2d {
     }
 }
 
-/// Runs burn's operation on planes, and notes it as a fallback if our kernels compute the rest.
+/// Runs burn's operation on planes, and notes it as a fallback if Lockstep's kernels compute the
+/// rest.
 fn by_burn(
     tensor: Tensor<4>,
     name: impl FnOnce() -> String,

@@ -8,14 +8,13 @@
 
 use burn::tensor::{Distribution, Tensor};
 
-/// Returns `branch` with each sample left out with `probability`, 0 up to but not 1, and divided by
-/// the share of those that stay. Outside training, on a device without autodiff, it is the branch
-/// itself.
+/// Sets each sample of `branch` to zero with `probability`, and divides the other samples by `1 -
+/// probability`. Outside training, on a device without autodiff, it returns the unchanged branch.
 ///
-/// It draws from burn's random numbers, as burn's `Dropout`: another stream on each rank.
+/// The random numbers are burn's, as in burn's `Dropout`, and differ between ranks.
 ///
 /// # Panics
-/// When `probability` is not in `[0, 1)`.
+/// If `probability` is not in `[0, 1)`.
 pub fn stochastic_depth<const D: usize>(branch: Tensor<D>, probability: f64) -> Tensor<D> {
     assert!(
         (0.0..1.0).contains(&probability),

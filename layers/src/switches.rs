@@ -8,14 +8,13 @@ use std::sync::{PoisonError, RwLock};
 /// The parts that are switched off in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
-    /// A step is never captured as a CUDA graph. For the program that captures.
+    /// No step is captured as a CUDA graph. The training program reads this switch.
     pub no_capture: bool,
-    /// Sums of a normalisation composed of burn's operations take one stage over all rows, as burn
-    /// computes them, not two.
+    /// Normalisations composed of burn's operations sum over all rows in one stage instead of two.
     pub one_stage_sums: bool,
-    /// A GPU composes normalisations of burn's operations instead of our kernels.
+    /// GPUs compute normalisations with burn's operations instead of Lockstep's kernels.
     pub composed_norms: bool,
-    /// A GPU computes all convolutions by burn's operations.
+    /// GPUs compute all convolutions with burn's operations.
     pub burn_convolutions: bool,
 }
 

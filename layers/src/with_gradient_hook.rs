@@ -34,7 +34,7 @@ use crate::ops::{GradientHook, gated};
 /// second gradient and names the parameter. Frozen parameters stay unchanged.
 ///
 /// # Shapes
-/// `input`: any; it only fixes the time.
+/// `input`: any. It only determines when the hook is called.
 pub fn with_gradient_hook<M: Module, const D: usize>(module: &M, input: &Tensor<D>) -> M {
     match PassContext::current().hook {
         Some(hook) => module.clone().map(&mut Gates {

@@ -3,8 +3,8 @@
 //! In: `.safetensors` or a PyTorch checkpoint. Out: a network with these weights, or a
 //! `.safetensors` file for PyTorch's `load_state_dict`.
 //! Invariant: all tensors of the network are read, or the error names the missing ones. The other
-//! tensors of a file are named. A written file is read again under the same names. A file is
-//! written whole or not at all.
+//! tensors of a file are named. A written file is read again under the same names. A written file
+//! is complete or absent.
 
 mod adapters;
 mod names;
@@ -36,20 +36,21 @@ const MAX_REASON_BYTES: usize = 500;
 /// bytes cost nothing.
 const SLACK_BYTES: u64 = 1 << 20;
 
-/// Puts the weights of a file into `model`, which keeps its device, its types and what it trains.
+/// Puts the weights of a file into `model`. The model keeps its device and its types, and the same
+/// parameters stay trainable.
 ///
 /// `model` is a [`crate::ResNet`] or any other module. The content of the file decides its format:
 /// safetensors, or a PyTorch checkpoint of `torch.save` or `pickle.dump`. The tensors of a
 /// checkpoint may be in dictionaries, modules and other objects; other values in them are ignored.
 ///
 /// All names of `model` must be under one prefix, such as `state_dict.model`. Wrappers such as
-/// `module` and `_orig_mod` are no part of a name, and `shortcut` is `downsample`. A clone of
-/// `model` shares its running statistics, so it receives those of the file.
+/// `module` and `_orig_mod` are removed from names, and `shortcut` is read as `downsample`. A clone
+/// of `model` shares its running statistics, so it receives those of the file.
 ///
 /// # Errors
-/// [`WeightsError`] for an unreadable file, for one that claims more than it can hold, and for
-/// tensors that do not fit. A tensor that `model` does not have does not fit; [`load_weights_with`]
-/// ignores such tensors and names them.
+/// [`WeightsError`] if the file is unreadable or declares more data than it has, or if tensors do
+/// not fit. A tensor that `model` does not have is an error; [`load_weights_with`] ignores such
+/// tensors and returns their names.
 pub fn load_weights<M: Module>(model: M, path: impl AsRef<Path>) -> Result<M, WeightsError> {
     let path = path.as_ref();
     let (model, Loaded { unused, .. }) = load_weights_with(model, path, Head::OfFile)?;
@@ -77,7 +78,7 @@ pub struct Loaded {
     pub taken: Vec<String>,
     /// Tensors that keep the model's values: those of the head with [`Head::Own`].
     pub kept: Vec<String>,
-    /// Paths of tensors next to these in the file that the model does not have.
+    /// Paths of the other tensors under the same prefix in the file, which the model does not have.
     pub unused: Vec<String>,
 }
 
@@ -407,7 +408,7 @@ pub fn save_safetensors<M: Module>(model: &M, path: impl AsRef<Path>) -> Result<
         })
 }
 
-/// Returns the bytes that [`save_safetensors`] writes.
+/// Returns the content of the file that [`save_safetensors`] writes.
 ///
 /// # Errors
 /// [`WeightsError::Write`] if a tensor cannot be read from its device.

@@ -112,7 +112,7 @@ impl Strip {
         self.pixels * self.stride()
     }
 
-    /// Returns the size in shared memory, in vectors.
+    /// Returns the size in shared memory, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.vectors() * 16
     }

@@ -20,8 +20,8 @@ use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, transpo
 /// result.
 const MATRICES: usize = 6;
 
-/// A shape: queries, keys and values are `[images, tokens, 3, heads, width]`, in this order, the
-/// result `[images, tokens, heads, width]`.
+/// A shape. Queries, keys and values are one tensor `[images, tokens, 3, heads, width]`, in this
+/// order. The result is `[images, tokens, heads, width]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
     /// Images.
@@ -30,15 +30,15 @@ pub struct Attention {
     pub tokens: usize,
     /// Heads.
     pub heads: usize,
-    /// Values of a query, key or value; scores are divided by its root.
+    /// Length of a query, key or value. Scores are divided by its square root.
     pub width: usize,
 }
 
 impl Attention {
-    /// Returns elements of the result.
+    /// Returns the number of elements of the result.
     ///
     /// # Panics
-    /// If so many fit no slice.
+    /// If the number exceeds the largest slice.
     #[must_use]
     pub fn output_len(&self) -> usize {
         elements(
@@ -47,11 +47,11 @@ impl Attention {
         )
     }
 
-    /// Returns elements of workspace with which both passes use every thread of the current rayon
-    /// pool.
+    /// Returns the number of workspace elements with which both passes use every thread of the
+    /// current rayon pool.
     ///
     /// # Panics
-    /// If so many fit no slice.
+    /// If the number exceeds the largest slice.
     #[must_use]
     pub fn workspace_len(&self) -> usize {
         slots_len(rayon::current_num_threads(), self.slot_len())
@@ -60,15 +60,15 @@ impl Attention {
     /// Computes softmax(q k^T / sqrt(width)) v.
     ///
     /// # Panics
-    /// If an extent of an image is zero, a length is not that of the shape, the workspace has no
-    /// slot, or the processor lacks `isa`.
+    /// If `tokens`, `heads` or `width` is zero, a length differs from the shape, the workspace is
+    /// too short for one thread, or the processor lacks `isa`.
     #[inline(never)]
     pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
         self.check(qkv.len(), y.len());
         self.each_image(isa, qkv, None, y, workspace);
     }
 
-    /// Computes the gradient `d_qkv`, like `qkv`, from that of the result.
+    /// Computes the gradient `d_qkv`, in the layout of `qkv`, from the gradient of the result.
     ///
     /// # Panics
     /// As [`Attention::forward`].

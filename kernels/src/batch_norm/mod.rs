@@ -38,11 +38,12 @@ pub use sums::{backward_sums, workspace_len};
 /// The parameters of a normalisation, each `[C]`.
 ///
 /// # Differs from PyTorch
-/// Computes (x - mean) · (gamma · invstd) + beta, PyTorch x · (gamma · invstd) + (beta - mean ·
-/// gamma · invstd), which loses digits where the mean is large against the standard deviation.
+/// Lockstep computes (x - mean) · (gamma · invstd) + beta. PyTorch computes x · (gamma · invstd) +
+/// (beta - mean · gamma · invstd), which loses digits if the mean is much larger than the standard
+/// deviation.
 #[derive(Clone, Copy, Debug)]
 pub struct Affine<'a> {
-    /// Mean of each channel, of the batch or running.
+    /// Mean of each channel: of the batch, or the running mean.
     pub mean: &'a [f32],
     /// 1 / sqrt(variance + epsilon) of each channel.
     pub invstd: &'a [f32],
@@ -71,22 +72,24 @@ impl Affine<'_> {
 /// forward pass.
 #[derive(Clone, Copy, Debug)]
 pub enum Gate<'a, E = f32> {
-    /// No ReLU: everywhere.
+    /// No ReLU: every gradient passes.
     Open,
-    /// A ReLU whose output this is, `[rows, C]`: where it is above 0.
+    /// A ReLU with this output, `[rows, C]`: a gradient passes if the output is above 0.
     Output(&'a [E]),
-    /// A ReLU right after the normalisation, without a residual: where gamma · (x - mean) · invstd
-    /// + beta is above 0.
+    /// A ReLU directly after the normalisation, without a residual: a gradient passes if gamma · (x
+    /// - mean) · invstd + beta is above 0.
     Recomputed,
-    /// A ReLU6 there: where that is above 0 and below 6.
+    /// A ReLU6 directly after the normalisation: a gradient passes if the same value is between 0
+    /// and 6.
     Recomputed6,
 }
 
 impl<'a, E> Gate<'a, E> {
-    /// Returns the gate of a rectifier whose output is `y`; after a residual the gate reads `y`.
+    /// Returns the gate of a rectifier with the output `y`. The gate reads `y` only if there is a
+    /// residual.
     ///
     /// # Panics
-    /// For a ReLU6 after a residual, which is a separate operation.
+    /// If the rectifier is a ReLU6 after a residual: that is a separate operation.
     pub fn of(rectifier: Rectifier, has_residual: bool, y: &'a [E]) -> Self {
         match (rectifier, has_residual) {
             (Rectifier::None, _) => Self::Open,

@@ -14,7 +14,7 @@ use crate::simd::Isa;
 /// Rows of a piece, whose sums are taken in f32.
 const PIECE_ROWS: usize = 1024;
 
-/// Returns the f32 values that [`moments`] needs as a workspace for `rows` of `channels`.
+/// Returns the workspace length of [`moments`] for `rows` of `channels`, in f32 values.
 pub fn moments_workspace_len(rows: usize, channels: usize) -> usize {
     partials_len(rows.div_ceil(PIECE_ROWS), channels)
 }

@@ -26,17 +26,17 @@ pub struct ShortcutA {
 }
 
 impl ShortcutA {
-    /// Returns output pixels of one image.
+    /// Returns the number of output pixels of one image.
     pub fn pixels_out(&self) -> usize {
         self.height.div_ceil(2) * self.width.div_ceil(2)
     }
 
-    /// Returns values of one image of the block's input.
+    /// Returns the number of values of one image of the block's input.
     pub fn image_in(&self) -> usize {
         self.height * self.width * self.channels_in
     }
 
-    /// Returns values of one image of the block's output.
+    /// Returns the number of values of one image of the block's output.
     pub fn image_out(&self) -> usize {
         self.pixels_out() * self.channels
     }

@@ -13,12 +13,12 @@ use crate::scratch::LINE_DOUBLES;
 use crate::simd::{Isa, Task, vectorized};
 use crate::tiles::{Columns, PerChannel, TILE_MAX, summed_piece_rows, walk};
 
-/// Returns the f64 values that [`backward_sums`] needs as a workspace for `rows` of `channels`.
+/// Returns the workspace length of [`backward_sums`] for `rows` of `channels`, in f64 values.
 pub fn workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(summed_piece_rows(rows, channels)) * piece_len(channels)
 }
 
-/// Returns elements from one piece's sums to the next's: whole cache lines.
+/// Returns the number of elements from one piece's sums to the next's: whole cache lines.
 fn piece_len(channels: usize) -> usize {
     (2 * channels).next_multiple_of(LINE_DOUBLES)
 }

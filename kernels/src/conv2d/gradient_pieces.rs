@@ -145,7 +145,7 @@ pub(super) struct Unit {
 }
 
 impl Units {
-    /// Returns units with at most `most_rows` rows, and `images(rows)` images if these are whole.
+    /// Returns units of at most `most_rows` rows. A unit of whole images has `images(rows)` images.
     pub(super) fn new(
         rows: PixelRows,
         most_rows: usize,
@@ -197,10 +197,10 @@ pub(super) trait WeightPlan {
     /// Returns input and output channels of a task.
     fn blocks(&self) -> [usize; 2];
 
-    /// Returns elements of a task's sums, and of the scratch that a unit needs.
+    /// Returns the number of elements of a task's sums, and of the scratch that a unit needs.
     fn lens(&self) -> [usize; 2];
 
-    /// Returns elements of the sums of all tasks, and of the scratch to add to them:
+    /// Returns the number of elements of the sums of all tasks, and of the scratch to add to them:
     /// [`WeightTarget::Sums`].
     fn sums_lens(&self) -> [usize; 2] {
         let [sums, scratch] = self.lens();

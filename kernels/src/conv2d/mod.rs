@@ -43,12 +43,12 @@ use winograd::pack::PackKernels;
 /// Algorithm of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// Winograd where it exists and wins, direct elsewhere.
+    /// Winograd if it supports the shape and is faster, otherwise direct.
     Auto,
-    /// Register blocks over padded rows, for every shape.
+    /// Direct convolution, for every shape: register blocks over padded rows.
     Direct,
-    /// F(4x4, 3x3): a quarter of the multiplications, and a few times direct's rounding error. 3x3
-    /// with stride 1 only.
+    /// Winograd's F(4x4, 3x3), only for 3x3 with stride 1. It needs a quarter of the
+    /// multiplications, and its rounding error is several times that of direct convolution.
     Winograd,
 }
 
@@ -57,7 +57,7 @@ pub enum Algorithm {
 pub enum Epilogue<'a> {
     /// Nothing.
     None,
-    /// `[C_out]`, added.
+    /// Adds a bias `[C_out]`.
     Bias(&'a [f32]),
     /// Receives the moments of each channel of the stored output, `[2, C_out]`: sums, then centred
     /// sums of squares.
@@ -69,13 +69,13 @@ pub enum Epilogue<'a> {
 pub enum Addend<'a, E = f32> {
     /// Nothing.
     None,
-    /// The gradient of another use of the input, like it.
+    /// The gradient from another use of the input, in the shape of the input.
     Gradient(&'a [E]),
-    /// `[C_in]`: the pass is a transposed convolution, with a bias.
+    /// A bias `[C_in]`, if the pass computes a transposed convolution.
     Bias(&'a [f32]),
 }
 
-/// A convolution of one shape, planned: cheap to make, holds no buffers.
+/// The plan of a convolution of one shape. It is cheap to make and holds no buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Conv2d {
     shape: Conv2dShape,
@@ -90,7 +90,7 @@ impl Conv2d {
     /// algorithms and instruction sets differ by rounding. There is one algorithm for depthwise
     /// convolution, in f32.
     ///
-    /// With f32 it takes activations of any storage; what is stored as bf16 is multiplied as f32.
+    /// A plan for f32 accepts activations of any storage, and multiplies bf16 activations as f32.
     /// With bf16 the passes without Winograd use dot products of bf16, if the instruction set has
     /// them ([`Isa::Avx512Bf16`], [`Isa::Amx`]) and they are faster. Packing then rounds the
     /// weights to bf16. Sums are f32, and subnormal values count as zero. If a window has an
@@ -176,19 +176,19 @@ impl Conv2d {
             .then_some(conv)
     }
 
-    /// Returns the shape it was planned for.
+    /// Returns the shape of the plan.
     #[must_use]
     pub fn shape(&self) -> &Conv2dShape {
         &self.shape
     }
 
-    /// Returns elements of the weights packed for the forward pass.
+    /// Returns the number of elements of the weights packed for the forward pass.
     #[must_use]
     pub fn packed_forward_len(&self) -> usize {
         self.forward.packed_len()
     }
 
-    /// Returns elements of the weights packed for the data gradient.
+    /// Returns the number of elements of the weights packed for the data gradient.
     #[must_use]
     pub fn packed_data_gradient_len(&self) -> usize {
         self.data_gradient.packed_len()
@@ -252,22 +252,22 @@ impl Conv2d {
         }
     }
 
-    /// Returns elements of workspace with which [`Conv2d::forward`] uses every thread of the
-    /// current rayon pool. With the statistics epilogue and without it.
+    /// Returns the number of workspace elements with which [`Conv2d::forward`] uses every thread of
+    /// the current rayon pool. It is the same with and without the statistics epilogue.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
         self.forward_partials_len() + self.forward_slots_len(rayon::current_num_threads())
     }
 
-    /// Returns elements of workspace with which [`Conv2d::data_gradient`] uses every thread of the
-    /// current rayon pool.
+    /// Returns the number of workspace elements with which [`Conv2d::data_gradient`] uses every
+    /// thread of the current rayon pool.
     #[must_use]
     pub fn data_gradient_workspace_len(&self) -> usize {
         self.data_gradient_slots_len(rayon::current_num_threads())
     }
 
-    /// Returns elements of workspace with which [`Conv2d::weight_gradient`] uses every thread of
-    /// the current rayon pool.
+    /// Returns the number of workspace elements with which [`Conv2d::weight_gradient`] uses every
+    /// thread of the current rayon pool.
     #[must_use]
     pub fn weight_gradient_workspace_len(&self) -> usize {
         self.weight_gradient
@@ -275,8 +275,8 @@ impl Conv2d {
             .workspace_len(rayon::current_num_threads())
     }
 
-    /// Computes the output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and what
-    /// the epilogue says.
+    /// Computes the output `y` (`[N, H_out, W_out, C_out]`) of `x` (`[N, H, W, C_in]`), and runs
+    /// the epilogue.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache
@@ -383,8 +383,8 @@ impl Conv2d {
         }
     }
 
-    /// Computes the gradient `dw` (`[C_out, C_in, K, K]`) of the weights, overwritten, from `x` and
-    /// `dy`.
+    /// Computes the gradient of the weights from `x` and `dy`, and overwrites `dw` (`[C_out, C_in,
+    /// K, K]`) with it.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache
@@ -408,7 +408,7 @@ impl Conv2d {
         );
     }
 
-    /// Returns pieces of the forward pass.
+    /// Returns the number of pieces of the forward pass.
     pub(crate) fn num_forward_pieces(&self) -> usize {
         self.forward.num_pieces()
     }
@@ -437,17 +437,18 @@ impl Conv2d {
         self.forward.run(self.isa, operands, after_piece);
     }
 
-    /// Returns elements of the slots of so many threads.
+    /// Returns the number of elements of the slots of so many threads.
     pub(crate) fn forward_slots_len(&self, num_threads: usize) -> usize {
         slots_len(num_threads, self.forward.slot_len())
     }
 
-    /// Returns elements of the slots of so many threads.
+    /// Returns the number of elements of the slots of so many threads.
     pub(crate) fn data_gradient_slots_len(&self, num_threads: usize) -> usize {
         slots_len(num_threads, self.data_gradient.slot_len())
     }
 
-    /// Returns elements of the sums, and of the scratch, of [`Conv2d::add_weight_gradient`].
+    /// Returns the number of elements of the sums, and of the scratch, of
+    /// [`Conv2d::add_weight_gradient`].
     pub(crate) fn weight_sums_lens(&self) -> [usize; 2] {
         self.weight_gradient.plan().sums_lens()
     }

@@ -41,7 +41,7 @@ impl Pass {
         dot.map_or(Self::Direct(plan), Self::Dot)
     }
 
-    /// Returns multiply-adds of a lane in the time of one of f32, roughly.
+    /// Returns the number of multiply-adds of a lane in the time of one of f32, roughly.
     pub(super) fn per_instruction(&self) -> usize {
         if let Self::Dot(dot) = self {
             dot.per_instruction()

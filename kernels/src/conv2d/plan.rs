@@ -82,13 +82,13 @@ impl DirectPlan {
         &self.classes[..self.num_classes]
     }
 
-    /// Returns scratch elements of one worker: the padded band. Borrowed rows use it where they
-    /// have to be widened.
+    /// Returns the number of scratch elements of one worker: the padded band. Borrowed rows use it
+    /// where they have to be widened.
     pub(super) fn slot_len(&self) -> usize {
         self.images_of_part * self.band_len()
     }
 
-    /// Returns elements of the padded bands of a part in one image.
+    /// Returns the number of elements of the padded bands of a part in one image.
     pub(super) fn band_len(&self) -> usize {
         self.padded_rows * self.band_width() * self.in_c
     }
@@ -97,12 +97,12 @@ impl DirectPlan {
         self.images * self.num_bands
     }
 
-    /// Returns parts of the work: runs of pieces.
+    /// Returns the number of parts of the work: runs of pieces.
     pub(super) fn num_parts(&self) -> usize {
         self.images.div_ceil(self.images_of_part) * self.parts_of_image()
     }
 
-    /// Returns parts of an image; 1 where a part is some images.
+    /// Returns the number of parts of an image; 1 where a part is some images.
     pub(super) fn parts_of_image(&self) -> usize {
         self.num_bands.div_ceil(self.bands_of_part)
     }
@@ -118,7 +118,7 @@ impl DirectPlan {
         self
     }
 
-    /// Returns kernel rows of the tallest class.
+    /// Returns the number of kernel rows of the tallest class.
     pub(super) fn max_taps_h(&self) -> usize {
         self.classes()
             .iter()
@@ -127,7 +127,7 @@ impl DirectPlan {
             .unwrap_or(0)
     }
 
-    /// Returns pixels of a row as the kernel reads it.
+    /// Returns the number of pixels of a row as the kernel reads it.
     pub(super) fn band_width(&self) -> usize {
         if self.borrows_input {
             self.in_w
@@ -383,7 +383,7 @@ impl PixelRows {
         self.shape.kernel == 1 && self.shape.stride == 1
     }
 
-    /// Returns elements of all inputs.
+    /// Returns the number of elements of all inputs.
     pub(super) fn input_len(&self) -> usize {
         if self.is_flat() {
             self.pixels * self.shape.in_channels
@@ -392,7 +392,7 @@ impl PixelRows {
         }
     }
 
-    /// Returns elements of all outputs.
+    /// Returns the number of elements of all outputs.
     pub(super) fn output_len(&self) -> usize {
         self.pixels * self.shape.out_channels
     }

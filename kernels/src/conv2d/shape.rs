@@ -60,8 +60,8 @@ impl Conv2dShape {
         self.out_channels * self.taps()
     }
 
-    /// Returns the floating-point operations of one pass: 2 per multiply-add of direct convolution,
-    /// with padding.
+    /// Returns the number of floating-point operations of one pass: 2 per multiply-add of direct
+    /// convolution, including padding.
     #[must_use]
     pub fn flops(&self) -> f64 {
         2.0 * self.output_len() as f64 * self.taps() as f64
@@ -88,9 +88,9 @@ impl Conv2dShape {
     }
 
     /// # Panics
-    /// If an extent is zero, the groups are not as [`Self::groups`] says, the stride is not 1 or 2,
-    /// the padding reaches the kernel's side, the kernel is larger than the padded image, or
-    /// activations or weights fit no slice.
+    /// If an extent is zero, [`Self::groups`] is not supported, the stride is not 1 or 2, the
+    /// padding is not less than the kernel, the kernel is larger than the padded image, or
+    /// activations or weights exceed the largest slice.
     pub(super) fn assert_valid(&self) {
         for (name, extent) in [
             ("batch", self.batch),

@@ -28,7 +28,7 @@ pub(crate) struct Statistics {
     counts: usize,
 }
 
-/// Returns elements of the partial sums of `num_pieces`, in whole cache lines.
+/// Returns the number of elements of the partial sums of `num_pieces`, in whole cache lines.
 pub(crate) fn partials_len(num_pieces: usize, channels: usize) -> usize {
     whole_lines(num_pieces * (PARTS * channels + 1))
 }

@@ -37,7 +37,7 @@ impl<S: Simd> Lanes<S> {
         }
     }
 
-    /// Asks for the line [`AHEAD`] of this vector, to read it or to write it; it need not exist.
+    /// Prefetches the line [`AHEAD`] of this vector, to read it or to write it; it need not exist.
     ///
     /// # Safety
     /// The processor has the features of `S`.

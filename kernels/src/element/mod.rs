@@ -38,7 +38,7 @@ impl Storage {
         E::STORAGE
     }
 
-    /// Returns bytes of an element.
+    /// Returns the number of bytes of an element.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -50,14 +50,14 @@ impl Storage {
 
 /// A stored value: `f32` or [`half::bf16`]. Sealed.
 pub trait Element: Copy + Debug + Default + PartialEq + Send + Sync + Stored + 'static {
-    /// Rounds to the nearest, ties to even; a NaN stays one.
+    /// Rounds to the nearest value, ties to even; NaN stays NaN.
     fn from_f32(value: f32) -> Self;
 
     /// Widens the value.
     fn to_f32(self) -> f32;
 }
 
-/// Vectors of stored values; not nameable outside, which seals [`Element`].
+/// Vectors of stored values. Other crates cannot name this trait, so [`Element`] is sealed.
 ///
 /// # Safety
 /// The methods with pointers have the same safety conditions as those of [`Simd`].

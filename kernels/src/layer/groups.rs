@@ -98,8 +98,8 @@ impl Groups {
         self.num_pieces
     }
 
-    /// Returns threads among which groups are shared out: none where there is only one, whose
-    /// passes use them all.
+    /// Returns the number of threads among which groups are shared out: none where there is only
+    /// one, whose passes use them all.
     pub(super) fn num_threads(&self) -> usize {
         if self.num_groups == 1 {
             1
@@ -129,7 +129,7 @@ impl Groups {
         }
     }
 
-    /// Returns pieces of the forward passes of all groups.
+    /// Returns the number of pieces of the forward passes of all groups.
     pub(super) fn num_forward_pieces(&self) -> usize {
         (self.num_groups - 1) * self.conv.num_forward_pieces() + self.last.num_forward_pieces()
     }
@@ -208,7 +208,7 @@ pub(super) fn scratch<E: Element>(floats: &mut [f32], len: usize) -> &mut [E] {
     unsafe { core::slice::from_raw_parts_mut(floats.as_mut_ptr().cast(), len) }
 }
 
-/// Returns floats of scratch memory for so many doubles, wherever it starts.
+/// Returns the number of floats of scratch memory for so many doubles, wherever it starts.
 pub(super) fn doubles_len(len: usize) -> usize {
     whole_lines(2 * len + 1)
 }

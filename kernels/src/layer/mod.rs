@@ -1,15 +1,14 @@
-//! The passes of a layer, convolution and normalisation, each of which walks over an activation as
-//! seldom as it can.
+//! The passes of a layer (convolution and normalisation), with as few reads and writes of
+//! activations as possible.
 //!
 //! Forward: [`Layer::forward`] writes the convolution's raw result and its moments. Its input may
-//! be the raw result of the layer before, normalised here a group of images at a time, while it is
-//! in L2, and never stored.
-//! Backward: [`Layer::backward`] walks once over a group of images, which stays in L2, or a large
-//! one in the last cache: gradient of the normalisation, gradient of the input, gradient of the
-//! weights, and the two sums that the normalisation before needs for its own gradient. So a layer
-//! reads dy, its raw result and its input, and writes dx; the gradient of the raw result is never
-//! stored. Where an image or the weights' sums are too large for that, a group is the whole batch:
-//! the same passes, one after the other.
+//! be the raw result of the layer before. Then it normalises one group of images at a time in L2,
+//! and does not store the normalised values. Backward: [`Layer::backward`] processes one group of
+//! images at a time, which stays in L2 (a large group in the last cache). For each group it
+//! computes the gradients of the normalisation, the input and the weights, and the two sums that
+//! the normalisation before needs. So a layer reads dy, its raw result and its input, and writes
+//! dx; the gradient of the raw result is never stored. If an image or the sums of the weights are
+//! too large, the group is the whole batch, and the same passes run one after the other.
 //! Invariant: groups, pieces of groups and the order of sums depend on the shape only, so no result
 //! depends on threads.
 //! Source: Jung et al. 2019, "Restructuring batch normalization to accelerate CNN training", arXiv
@@ -33,10 +32,10 @@ use groups::{Group, Groups, doubles, doubles_len, part_of, scratch};
 /// Input of a layer's convolution, `[N, H, W, C_in]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a, E = f32> {
-    /// The values; `None`: what `norm` gives for its x, without a residual.
+    /// The values. With `None`, the kernel computes them: the output of `norm`, without a residual.
     pub stored: Option<&'a [E]>,
-    /// The normalisation that made it, with its gate; `None` if no caller needs the sums of its
-    /// gradient.
+    /// The normalisation that made the input, with its gate; `None` if no caller needs the sums of
+    /// its gradient.
     pub norm: Option<Saved<'a, E>>,
 }
 
@@ -50,32 +49,32 @@ pub struct Backward<'a, E = f32> {
     /// The sums of the normalisation's gradient ([`crate::batch_norm::backward_sums`]) over all
     /// `count` rows of all ranks.
     pub sums: &'a [f64],
-    /// See `sums`.
+    /// Number of rows over all ranks, as in `sums`.
     pub count: f64,
-    /// The gradient of what the layer gave, `[N, H_out, W_out, C_out]`.
+    /// The gradient of the layer's output, `[N, H_out, W_out, C_out]`.
     pub dy: &'a [E],
-    /// The weights, by [`Conv2d::pack_data_gradient`] of [`Layer::conv`]; empty where dx is not
-    /// wanted.
+    /// The weights, packed with [`Conv2d::pack_data_gradient`] of [`Layer::conv`]; empty if dx is
+    /// not needed.
     pub packed: &'a [f32],
-    /// Added to dx, like it.
+    /// Values added to dx, in the shape of dx.
     pub addend: Option<&'a [E]>,
 }
 
 /// Outputs of the backward pass of a layer.
 #[derive(Debug)]
 pub struct Gradients<'a, E = f32> {
-    /// The input's, `[N, H, W, C_in]`, if it is wanted.
+    /// Gradient of the input, `[N, H, W, C_in]`, if needed.
     pub dx: Option<&'a mut [E]>,
-    /// `[C_out, C_in, K, K]`.
+    /// Gradient of the weights, `[C_out, C_in, K, K]`.
     pub dw: &'a mut [f32],
-    /// The residual's.
+    /// Gradient of the residual.
     pub residual: ResidualGradient<'a, E>,
-    /// The sums of the gradient of the normalisation that made the input, `[2, C_in]`: written if
-    /// it is known and dx wanted.
+    /// The sums of the gradient of the normalisation that made the input, `[2, C_in]`. Written if
+    /// that normalisation is given and dx is needed.
     pub input_sums: &'a mut [f64],
 }
 
-/// The passes of one layer, planned: cheap to make, holds no buffers.
+/// The plan of one layer's passes. It is cheap to make and holds no buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer {
     isa: Isa,
@@ -84,7 +83,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Plans a layer, as [`Conv2d::new`], with the same panics.
+    /// Plans a layer. Arguments and panics are those of [`Conv2d::new`].
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         let whole = Conv2d::new(shape, algorithm, isa, storage);
@@ -99,21 +98,21 @@ impl Layer {
         }
     }
 
-    /// Returns the convolution over the whole batch, whose packed weights serve here.
+    /// Returns the convolution over the whole batch. The layer uses its packed weights.
     #[must_use]
     pub fn conv(&self) -> &Conv2d {
         &self.whole
     }
 
-    /// Returns whether the backward pass walks over groups of images; else its passes come one
+    /// Returns true if the backward pass works on groups of images. Otherwise its passes run one
     /// after the other over the whole batch.
     #[must_use]
     pub fn is_grouped(&self) -> bool {
         self.groups.num_groups() > 1 || self.whole.shape().batch == 1
     }
 
-    /// Returns elements of workspace with which [`Layer::forward`] uses every thread of the current
-    /// rayon pool.
+    /// Returns the number of workspace elements with which [`Layer::forward`] uses every thread of
+    /// the current rayon pool.
     #[must_use]
     pub fn forward_workspace_len(&self) -> usize {
         let partials = partials_len(
@@ -125,8 +124,8 @@ impl Layer {
         self.whole.forward_workspace_len().max(partials + slots)
     }
 
-    /// Returns elements of workspace with which [`Layer::backward`] uses every thread of the
-    /// current rayon pool.
+    /// Returns the number of workspace elements with which [`Layer::backward`] uses every thread of
+    /// the current rayon pool.
     #[must_use]
     pub fn backward_workspace_len(&self) -> usize {
         let num_workers = self.groups.num_threads().min(self.groups.num_pieces());
@@ -135,7 +134,7 @@ impl Layer {
     }
 
     /// Computes the raw result `z` (`[N, H_out, W_out, C_out]`) of the convolution, and the moments
-    /// of each channel as [`Conv2d::forward`] says.
+    /// of each channel, as [`Conv2d::forward`].
     ///
     /// # Panics
     /// If a length is not the one stated, packed weights or workspace do not start on a cache line,
@@ -195,7 +194,7 @@ impl Layer {
     ///
     /// # Panics
     /// If a length is not the one stated, packed weights or workspace do not start on a cache line,
-    /// or a residual meets a recomputed gate.
+    /// or a residual is combined with a recomputed gate.
     #[inline(never)]
     pub fn backward<E: Element>(
         &self,
@@ -392,7 +391,7 @@ impl Layer {
         ]
     }
 
-    /// Returns elements of the pieces' gradients, if there is more than one.
+    /// Returns the number of elements of the pieces' gradients, if there is more than one.
     fn partial_dw_len(&self) -> usize {
         let num_pieces = self.groups.num_pieces();
         if num_pieces > 1 {
@@ -402,7 +401,7 @@ impl Layer {
         }
     }
 
-    /// Returns elements of the pieces' sums for the normalisation before.
+    /// Returns the number of elements of the pieces' sums for the normalisation before.
     fn partial_sums_len(&self) -> usize {
         doubles_len(self.groups.num_pieces() * 2 * self.whole.shape().in_channels)
     }

@@ -23,8 +23,8 @@ pub struct AdamDirection {
 }
 
 impl AdamDirection {
-    /// Returns the direction of update number `num_updates`, from 1, with the decays `betas` of the
-    /// moments.
+    /// Returns the direction of update `num_updates` (counted from 1); `betas` are the decays of
+    /// the moments.
     pub fn new(betas: [f64; 2], epsilon: f64, num_updates: u64) -> Self {
         let [first_correction, root_correction] = corrections(betas, num_updates);
         Self {
@@ -46,8 +46,8 @@ impl AdamDirection {
     }
 }
 
-/// Returns the factors on the first moment and on the root of the second one in update
-/// `num_updates`, from 1. They correct for the start of both moments at zero.
+/// Returns the bias corrections of update `num_updates` (counted from 1): factors on the first
+/// moment and on the root of the second moment. Both moments start at zero.
 pub fn corrections(betas: [f64; 2], num_updates: u64) -> [f64; 2] {
     let power = i32::try_from(num_updates).unwrap_or(i32::MAX);
     let [first, second] = betas.map(|beta| 1.0 - beta.powi(power));

@@ -21,7 +21,7 @@ const BLOCK_VALUES: usize = 64 * LANES;
 pub struct LambUpdate {
     /// The step along the direction.
     pub learning_rate: f32,
-    /// Share of a parameter that is added to its direction.
+    /// Factor on the parameter that is added to its direction.
     pub weight_decay: f32,
     /// Direction of the moments.
     pub direction: AdamDirection,

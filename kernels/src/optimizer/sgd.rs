@@ -17,9 +17,9 @@ pub struct SgdUpdate {
     pub learning_rate: f32,
     /// Decay of the velocity.
     pub momentum: f32,
-    /// L2 penalty added to the gradient; 0 for parameters that are spared.
+    /// L2 penalty added to the gradient; 0 for parameters without weight decay.
     pub weight_decay: f32,
-    /// Look ahead along the velocity.
+    /// True for Nesterov momentum.
     pub nesterov: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct SgdUpdate {
 /// If the lengths differ, or the processor lacks `isa`.
 ///
 /// # Differs from PyTorch
-/// Not with `dampening = 0`.
+/// There is no `dampening`.
 pub fn step(
     isa: Isa,
     update: &SgdUpdate,
@@ -79,8 +79,8 @@ pub(super) fn descend(
     });
 }
 
-/// Does the same as [`step`], to the same bits, on the calling thread. For a thread outside a pool
-/// whose only thread waits for it.
+/// Applies the update of [`step`] on the calling thread, with the same bits. For a thread outside a
+/// pool, if the only thread of the pool waits for it.
 pub fn step_alone(
     isa: Isa,
     update: &SgdUpdate,

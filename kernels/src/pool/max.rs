@@ -28,20 +28,20 @@ pub struct MaxPoolShape {
 }
 
 impl MaxPoolShape {
-    /// Returns height of the output.
+    /// Returns the height of the output.
     pub fn height_out(&self) -> usize {
         self.height.div_ceil(2)
     }
 
-    /// Returns width of the output.
+    /// Returns the width of the output.
     pub fn width_out(&self) -> usize {
         self.width.div_ceil(2)
     }
 
-    /// Returns values of the input.
+    /// Returns the number of values of the input.
     ///
     /// # Panics
-    /// If so many fit no slice.
+    /// If the number exceeds the largest slice.
     pub fn input_len(&self) -> usize {
         elements(
             "pool: input",
@@ -49,10 +49,10 @@ impl MaxPoolShape {
         )
     }
 
-    /// Returns values of the output.
+    /// Returns the number of values of the output.
     ///
     /// # Panics
-    /// If so many fit no slice.
+    /// If the number exceeds the largest slice.
     pub fn output_len(&self) -> usize {
         elements(
             "pool: output",

@@ -42,11 +42,11 @@ static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {
     false
 });
 
-/// An instruction set the kernels are compiled for.
+/// An instruction set of the CPU; the kernels are compiled for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// [`Isa::Avx512Bf16`] and AMX-BF16, products of tiles of bf16. Counts as absent unless the
-    /// system permits tiles and a first product equals the emulation's.
+    /// [`Isa::Avx512Bf16`] and AMX-BF16, products of tiles of bf16. Available only if the system
+    /// permits tiles and a first product equals the product of the emulation.
     Amx,
     /// [`Isa::Avx512`] and AVX512-BF16, which rounds to bf16 and multiplies pairs of bf16 in one
     /// instruction; arithmetic in f32 is the same.
@@ -55,7 +55,7 @@ pub enum Isa {
     Avx512,
     /// 8 lanes and 16 registers: AVX2 with FMA.
     Avx2Fma,
-    /// Plain arrays of four, for every processor.
+    /// Plain arrays of four values, for every processor.
     Portable,
 }
 
@@ -74,8 +74,8 @@ impl Isa {
         Self::Portable,
     ];
 
-    /// Returns the best instruction set of this processor: not AVX512-BF16 on Intel's that show no
-    /// AMX, where its products were measured to be no faster than those of widened values
+    /// Returns the best instruction set of this processor. On Intel processors without AMX it does
+    /// not return AVX512-BF16, whose products were no faster than those of widened values
     /// (docs/decisions/kernels.md, 2026-11-25).
     #[must_use]
     pub fn detect() -> Self {
@@ -85,13 +85,13 @@ impl Isa {
             .expect("portable code runs everywhere")
     }
 
-    /// Returns every instruction set of this processor, the best first.
+    /// Returns all instruction sets of this processor, best first.
     pub fn available() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|isa| isa.is_available())
     }
 
-    /// Returns whether this processor (and operating system) can run it. The standard library asks
-    /// once and remembers.
+    /// Returns true if this processor and operating system support the instruction set. The result
+    /// is cached.
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
@@ -270,10 +270,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Transposes the square of the first [`Self::LANES`] vectors, in registers where the
     /// instruction set can.
     unsafe fn transpose(rows: &mut [Self::V; PANEL]);
-    /// Asks for the cache line at `p`, which need not exist.
+    /// Prefetches the cache line at `p`, which need not exist.
     #[inline(always)]
     unsafe fn prefetch(_p: *const f32) {}
-    /// Asks for a line that will be written, so that a store need not wait for it.
+    /// Prefetches a line that will be written, so that a store need not wait for it.
     #[inline(always)]
     unsafe fn prefetch_write(_p: *const f32) {}
     /// Returns `a * b + c`, in one rounding where the instruction set has it.

@@ -7,8 +7,8 @@ use std::time::Instant;
 const CHAINS: usize = 12;
 const ROUNDS: usize = 200_000;
 
-/// Returns the measured rate of multiply-adds between registers of one core, in GFLOP/s: the best
-/// of `repetitions` runs of about a millisecond.
+/// Measures multiply-adds between registers on one core. Returns the best rate of `repetitions`
+/// runs of about a millisecond, in GFLOP/s.
 ///
 /// # Panics
 /// If the processor lacks `isa`.

@@ -12,8 +12,8 @@ pub trait Task {
     /// Result of the work.
     type Output;
 
-    /// Returns the work; implementations say `#[inline(always)]`, as does all they call in a loop,
-    /// or it is compiled portably.
+    /// Runs the work. Implementations, and all functions that they call in a loop, need
+    /// `#[inline(always)]`; otherwise they are compiled for the portable instruction set.
     fn run(self) -> Self::Output;
 }
 

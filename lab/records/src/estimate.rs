@@ -49,8 +49,8 @@ impl Estimate {
     }
 }
 
-/// Returns the positions, from 0, of two of `number` ascending values between which the true median
-/// lies with at least 95 % confidence; `None` below six values.
+/// Returns two positions (from 0) in `number` ascending values. With at least 95 % confidence, the
+/// true median lies between the values at these positions. Returns `None` below six values.
 ///
 /// The number of values below the median is binomial with probability 1/2, for any distribution.
 pub fn median_interval(number: usize) -> Option<(usize, usize)> {

@@ -37,7 +37,8 @@ pub struct Evaluation {
 pub struct Best {
     /// Epoch of the model.
     pub epoch: u64,
-    /// Split and score that decide, such as `val-top1`, `val-loss` or `test-top1`.
+    /// Split and score by which the best epoch is chosen, such as `val-top1`, `val-loss` or
+    /// `test-top1`.
     pub monitor: String,
     /// Value of that score; an accuracy is a share 0..1.
     pub value: f64,

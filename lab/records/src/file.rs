@@ -1,4 +1,4 @@
-//! Opens, reads, replaces and locks files, if they are regular files.
+//! Opens, reads, replaces and locks regular files.
 //!
 //! In: a path, bytes. Out: the file, its bytes or its text; a new file in its place; a lock.
 //! Invariant: a reader never sees half of a replaced file. No function waits for the writer of a
@@ -45,17 +45,18 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     io::read_to_string(open(path)?)
 }
 
-/// Replaces a file as a whole and waits until the disk has it: a crash does not undo it.
+/// Replaces a file as a whole, and waits until the new content is on disk.
 ///
 /// # Errors
-/// If `path` cannot be a file's, such as that of a folder or a device; I/O errors.
+/// If `path` leads to something other than a regular file, such as a folder or a device; I/O
+/// errors.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_and_rename(path, bytes, File::sync_all)?;
     sync_parent(path)
 }
 
-/// Replaces a file as [`replace`] does, but does not wait for the disk: for what is soon written
-/// again.
+/// Replaces a file as [`replace`] does, but does not wait for the disk. For files that are
+/// rewritten often.
 ///
 /// # Errors
 /// As [`replace`].
@@ -160,8 +161,8 @@ fn obstacle(path: &Path) -> Option<String> {
     }
 }
 
-/// Waits until the names in a folder are on disk, if its file system supports that and this user
-/// may read it.
+/// Waits until the names in a folder are on disk. Does nothing if the file system does not support
+/// that, or this user may not read the folder.
 ///
 /// # Errors
 /// I/O errors.
@@ -206,16 +207,16 @@ pub fn is_replaced(open: &File, path: &Path) -> bool {
 /// Result of [`lock`].
 #[derive(Debug)]
 pub enum Lock {
-    /// This process has the lock until the file is closed; the system closes it with the process.
+    /// This process has the lock until it closes the file or ends.
     Taken(File),
-    /// Another process has it. With the text of the file.
+    /// Another process has the lock. Contains the text of the file.
     Busy(String),
     /// The file system has no working locks.
     Unsupported(File),
 }
 
-/// Locks a file (flock(2); on NFS the server keeps the lock for all machines), which is created if
-/// it does not exist. Waits up to `patience` for a process that has the lock.
+/// Locks a file with flock(2), and creates it if it does not exist. On NFS the server keeps the
+/// lock for all machines. Waits up to `patience` for a process that has the lock.
 ///
 /// # Errors
 /// If the file cannot be opened.

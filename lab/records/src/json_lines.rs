@@ -1,4 +1,4 @@
-//! A file with one record of JSON a line, such as `metrics.jsonl`.
+//! A file with one JSON record per line, such as `metrics.jsonl`.
 //!
 //! In: records. Out: the file. Invariant: the file is replaced as a whole, so a crash leaves no
 //! torn line; when [`JsonLines::append`] returns, the disk has every line, even if another process
@@ -15,9 +15,9 @@ use crate::file;
 /// A line of the file.
 #[derive(Debug)]
 pub struct JsonLine<T> {
-    /// Without the line feed.
+    /// Text without the line feed.
     pub text: String,
-    /// The record, or why the text is not one.
+    /// The record, or the error if the text is not a record.
     pub record: serde_json::Result<T>,
 }
 
@@ -48,7 +48,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// Returns a file without lines, which replaces any file at `path` when a record is appended.
+    /// Returns a file without lines. The first appended record replaces any file at `path`.
     pub fn new(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
@@ -56,10 +56,10 @@ impl JsonLines {
         }
     }
 
-    /// Writes a file of these lines, unless it has them already.
+    /// Writes a file of these lines if it does not have exactly these lines.
     ///
     /// # Errors
-    /// If the path is not that of a regular file; I/O errors.
+    /// If the path is not a regular file; I/O errors.
     pub fn create<'a>(path: &Path, lines: impl IntoIterator<Item = &'a str>) -> io::Result<Self> {
         let mut file = Self::new(path);
         for line in lines {

@@ -106,7 +106,7 @@ impl Measurement {
             .collect()
     }
 
-    /// Returns true for measurements that differ in their ranks and in settings that a single rank
+    /// Returns true if the measurements differ only in ranks and in settings that a single rank
     /// does not have.
     pub fn is_same_work(&self, other: &Self) -> bool {
         let may_differ = |key: &&str| {

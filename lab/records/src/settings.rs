@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Settings of a rank's work, which single ranks and many ranks share.
+/// Settings of the work of one rank; they have the same meaning on one and on many ranks.
 pub const WORK: [&str; 7] = [
     "model",
     "dtype",

@@ -34,7 +34,7 @@ pub struct Study {
     pub program_sha256: Option<String>,
     /// Machine of the first start.
     pub machine: Machine,
-    /// Later starts by another program or on another system, in order.
+    /// Restarts after the program or the system changed, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub later_starts: Vec<StudyStart>,
     /// Text of the study file.
@@ -102,7 +102,7 @@ pub struct StudyCell {
     pub arguments: Vec<String>,
     /// Repetitions to measure.
     pub repetitions: u64,
-    /// Returns a setting as text; empty if absent.
+    /// Options of the other framework that differ from its defaults, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub setting: BTreeMap<String, String>,
     /// Name of the option that a search for another framework's best setting varied.

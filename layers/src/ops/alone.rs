@@ -33,9 +33,9 @@ const SHORT_SECONDS: f64 = 0.05;
 pub struct KernelAlone {
     /// The kind's name, as in [`super::KernelTime`].
     pub name: &'static str,
-    /// Wall time, in seconds, of equal calls with nothing between them.
+    /// Wall time, in seconds, of equal calls one directly after the other.
     pub seconds: f64,
-    /// Bytes of activations that they read and write, each counted once for a kernel.
+    /// Bytes of activations that the kernels read and write. A kernel counts each activation once.
     pub bytes: usize,
 }
 
@@ -51,8 +51,9 @@ impl KernelCalls {
         (result, Self(calls))
     }
 
-    /// Returns the number of times that a step reads or writes the output of a layer: the bytes of
-    /// all reads and writes over the bytes of the convolutions' results; 0 without trained layers.
+    /// Returns how often a step reads or writes the output of a layer: the bytes of all reads and
+    /// writes, divided by the bytes of all results of convolutions. Returns 0 without trained
+    /// layers.
     pub fn walks(&self) -> f64 {
         let of = |bytes: fn(&(Kernel, LayerCall)) -> usize| {
             self.0.iter().map(bytes).sum::<usize>() as f64
@@ -65,7 +66,8 @@ impl KernelCalls {
         of(|(kernel, call)| call.bytes(*kernel)) / outputs.max(1.0)
     }
 
-    /// Runs the calls by themselves, on the current rayon pool: a second or so for a small network.
+    /// Runs each kind of call separately on the current rayon pool, which takes about a second for
+    /// a small network.
     pub fn alone(&self) -> Vec<KernelAlone> {
         let mut kinds: Vec<KernelAlone> = Vec::new();
         for (index, (kernel, call)) in self.0.iter().enumerate() {

@@ -65,8 +65,8 @@ pub struct KernelTime {
     pub seconds: f64,
 }
 
-/// Returns the time of each kind of kernel since the process began; two snapshots bound a
-/// measurement.
+/// Returns the time of each kind of kernel since the process began. The difference of two calls is
+/// the time between them.
 pub fn kernel_times() -> Vec<KernelTime> {
     let nanoseconds = NANOSECONDS
         .iter()

@@ -2,8 +2,8 @@
 //!
 //! In and out: as the trait says.
 //! Invariant: without a reducer nothing leaves the device; with one the sums of each channel pass
-//! through the host in f64. Activations of 16 bits are computed with in f32.
-//! Order: views first, then arithmetic, since a view ends burn's fused kernel.
+//! through the host in f64. Arithmetic on activations of 16 bits is in f32. Order: views first,
+//! then arithmetic, since a view ends burn's fused kernel.
 
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Scalar, TensorMetadata, read_sync};

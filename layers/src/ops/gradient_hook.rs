@@ -21,25 +21,25 @@ use super::joined_gradients::{Joined, JoinedGradients, to_data};
 
 /// Takes gradients out of a backward pass.
 pub trait GradientHook: Debug + Send + Sync {
-    /// Computes `gradient` is what this backward pass contributes to `parameter`, f32 in PyTorch's
-    /// layout and memory order, and it will not change. Called once for each parameter and backward
-    /// pass, on the thread that computes it.
+    /// Takes the final gradient of `parameter` in this backward pass: f32, in PyTorch's layout and
+    /// memory order. The backward pass calls this method once for each parameter, on the thread
+    /// that computes the gradient.
     ///
-    /// A GPU may not have computed it yet: the first reader of the values waits for it and copies
-    /// them.
+    /// A GPU may still be computing the gradient. The first access to the values waits for the GPU
+    /// and copies them.
     fn on_gradient(&self, parameter: ParamId, gradient: TensorData);
 
-    /// Returns the groups in which gradients wait for each other; `None`: each comes by itself.
-    /// Its owner takes the rest at the end of a pass.
+    /// Returns the groups of gradients that arrive together, or `None` if each gradient arrives
+    /// separately. The owner of the groups takes incomplete groups at the end of a pass.
     fn joined(&self) -> Option<&JoinedGradients> {
         None
     }
 
-    /// Takes all gradients of a group, as [`on_gradient`](GradientHook::on_gradient); called where
-    /// [`joined`](GradientHook::joined) is one.
+    /// Takes all gradients of a group, as [`on_gradient`](GradientHook::on_gradient) takes one.
+    /// Called only if [`joined`](GradientHook::joined) returns groups.
     ///
     /// # Panics
-    /// Unless it is implemented with that.
+    /// If the hook returns groups but does not implement this method.
     fn on_gradients(&self, gradients: Joined) {
         panic!(
             "{} gradients came together, expected the hook that joins them to take them so",
@@ -69,7 +69,7 @@ pub fn gradient_hook(
 /// Targets of a layer's gradients; `None`: the tape, for example behind a gate.
 #[derive(Clone, Debug)]
 pub(crate) struct HookedParameters {
-    /// Hook that takes them.
+    /// Hook that takes the gradients.
     pub hook: Arc<dyn GradientHook>,
     /// The convolution's weight.
     pub weight: Option<ParamId>,

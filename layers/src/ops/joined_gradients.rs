@@ -25,13 +25,13 @@ type GroupOf = dyn Fn(ParamId) -> Option<(usize, usize)> + Send + Sync;
 /// Concatenated gradients, with the parameter and number of elements of each.
 #[derive(Debug)]
 pub struct Joined {
-    /// In the order of the values.
+    /// Parameter and number of elements of each gradient, in the order of the values.
     pub parameters: Vec<(ParamId, usize)>,
     /// f32, as [`GradientHook`](super::GradientHook) has them.
     pub values: TensorData,
 }
 
-/// Gradients that wait for those of their group.
+/// Gradients that wait until their group is complete.
 pub struct JoinedGradients {
     group_of: Box<GroupOf>,
     waiting: Mutex<BTreeMap<usize, Waiting>>,
@@ -55,7 +55,7 @@ impl Waiting {
 }
 
 impl JoinedGradients {
-    /// Returns empty groups; `group_of` is called for each gradient.
+    /// Returns empty groups; `group_of` returns the group of a parameter and the group's size.
     pub fn new(
         group_of: impl Fn(ParamId) -> Option<(usize, usize)> + Send + Sync + 'static,
     ) -> Self {
@@ -65,7 +65,7 @@ impl JoinedGradients {
         }
     }
 
-    /// Returns the groups that are not whole, at the end of a pass: of parameters without a
+    /// Returns the incomplete groups at the end of a pass. Some of their parameters have no
     /// gradient.
     pub fn rest(&self) -> Vec<Joined> {
         mem::take(&mut *self.lock())
@@ -74,7 +74,7 @@ impl JoinedGradients {
             .collect()
     }
 
-    /// Returns the whole group that `gradient` completes, if it does.
+    /// Returns the complete group if `gradient` completes it.
     pub(super) fn add<B: Backend>(
         &self,
         parameter: ParamId,

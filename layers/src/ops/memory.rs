@@ -64,7 +64,7 @@ pub(super) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Fle
     FlexTensor::from_data(TensorData::new(values, shape))
 }
 
-/// A type that our kernels store activations in.
+/// A type that Lockstep's kernels store activations in.
 pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
     /// Returns the tensor contiguous and of this type.
     fn activations(tensor: FlexTensor) -> FlexTensor {
@@ -93,7 +93,7 @@ fn widened(tensor: &FlexTensor) -> FlexTensor {
     activation(values, tensor.shape())
 }
 
-/// Returns the tensor of f32 rounded to f16: what our kernels compute of activations in f16.
+/// Returns the tensor of f32 rounded to f16: what Lockstep's kernels compute of activations in f16.
 pub(super) fn rounded_to_f16(tensor: FlexTensor) -> FlexTensor {
     let tensor = contiguous(tensor);
     let values = floats(&tensor);

@@ -58,7 +58,7 @@ pub(crate) struct ConvolutionOptions {
     pub stride: usize,
     /// Zeros around the image on each side.
     pub padding: usize,
-    /// Algorithm of our own kernels; in other bodies burn chooses.
+    /// Algorithm of Lockstep's kernels; in other bodies burn chooses.
     pub algorithm: Convolution,
 }
 
@@ -93,9 +93,9 @@ pub(crate) struct NormEnd {
 
 /// The backend extension.
 ///
-/// On burn's GPU backend the methods `norm_*` and the convolutions are our kernels, which burn's
-/// fusion queues and runs in their turn. The other methods are composed of them and of operations
-/// that burn fuses.
+/// On burn's GPU backend the methods `norm_*` and the convolutions are Lockstep's kernels, which
+/// burn's fusion queues and runs in their turn. The other methods are composed of them and of
+/// operations that burn fuses.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),

@@ -7,19 +7,19 @@
 
 use std::fmt::Debug;
 
-/// Adds up statistics over all who compute a batch together.
+/// Sums statistics over all processes that compute a batch together.
 pub trait StatisticsReducer: Debug + Send + Sync {
     /// Replaces `values` by the sums over all ranks.
     ///
-    /// A rank without samples, which computes some batch only to take part in the sums, puts zeros
-    /// in; it must also drop the parameter gradients of that batch, which are meaningless: the
-    /// backward pass takes each batch to have moved the statistics.
+    /// A rank without samples computes a placeholder batch only to take part in the sums. It
+    /// contributes zeros, and it must drop the parameter gradients of that batch. They are
+    /// meaningless, because the backward pass assumes that the batch is part of the statistics.
     ///
     /// # Panics
-    /// An implementation whose communication fails panics: a forward pass has no error to return.
+    /// If the communication fails, because a forward pass cannot return an error.
     ///
     /// # Collective
-    /// Every rank calls it equally often, with equal lengths.
+    /// All ranks must make the same calls, with equal lengths.
     fn all_reduce_sum(&self, values: &mut [f64]);
 }
 

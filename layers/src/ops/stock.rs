@@ -1,10 +1,10 @@
 //! burn's own operations on channels-last tensors.
 //!
-//! In and out: logical `[N, H, W, C]`. Invariant: every function works on the permuted view
-//! `[N, C, H, W]` and permutes its result back. Flex and NdArray convolve planes, and Flex's
-//! elementwise operations are fast on contiguous tensors only; so the memory stays as planes from
-//! the first convolution to the average, and the permutations cost nothing. (Kept channels-last
-//! in memory, Flex would copy twice around each convolution, forward and backward.)
+//! In and out: logical `[N, H, W, C]`. Invariant: every function works on the permuted view `[N, C,
+//! H, W]` and permutes its result back. Flex and NdArray convolve planes, and Flex's elementwise
+//! operations are fast only on contiguous tensors. So tensors stay planes in memory from the first
+//! convolution to the average, and the permutations cost nothing. (With channels-last memory, Flex
+//! would copy twice for each convolution, forward and backward.)
 
 use std::sync::Arc;
 

@@ -64,7 +64,7 @@ impl Tables {
         }
     }
 
-    /// Returns values of each channel.
+    /// Returns the number of values of each channel.
     pub(super) fn num_rows(self) -> usize {
         self.groups * self.rows
     }

@@ -1,4 +1,4 @@
-//! The format of `torch.save` before PyTorch 1.6, today with
+//! The format of `torch.save` before PyTorch 1.6. Newer versions write it with
 //! `_use_new_zipfile_serialization=False`.
 //!
 //! In: a stream of pickles (magic number, version, byte order, saved object, keys of the storages),

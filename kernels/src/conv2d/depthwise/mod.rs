@@ -77,12 +77,12 @@ impl DepthwisePlan {
         self.num_blocks() * self.block_len()
     }
 
-    /// Returns elements of the ring.
+    /// Returns the number of elements of the ring.
     pub(super) fn slot_len(&self) -> usize {
         self.kernel * self.row_len()
     }
 
-    /// Returns bands of all images.
+    /// Returns the number of bands of all images.
     pub(super) fn num_pieces(&self) -> usize {
         self.images * self.num_bands()
     }
@@ -108,23 +108,24 @@ impl DepthwisePlan {
         self.channels.div_ceil(BLOCK)
     }
 
-    /// Returns packed weights, or their gradient, of a block of channels.
+    /// Returns the number of packed weights, or of their gradients, in a block of channels.
     fn block_len(&self) -> usize {
         self.kernel * self.kernel * BLOCK
     }
 
-    /// Returns pixels of a row of the ring: all that whole runs of output columns touch.
+    /// Returns the number of pixels of a row of the ring: all that whole runs of output columns
+    /// touch.
     fn ring_width(&self) -> usize {
         let needed = (self.to[1].next_multiple_of(COLUMNS) - 1) * self.stride + self.kernel;
         needed.max(self.border + (self.from[1] - 1) * self.spread + 1)
     }
 
-    /// Returns elements of a row of the ring.
+    /// Returns the number of elements of a row of the ring.
     fn row_len(&self) -> usize {
         self.num_blocks() * self.ring_width() * BLOCK
     }
 
-    /// Returns elements of a row of what is written.
+    /// Returns the number of elements of a row of what is written.
     fn out_row_len(&self) -> usize {
         self.to[1] * self.channels
     }

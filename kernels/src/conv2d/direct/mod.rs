@@ -42,13 +42,13 @@ pub(super) trait Products {
     /// Element of a band.
     type X: Factor;
 
-    /// Returns vectors of weights for a run of a kernel row.
+    /// Returns the number of vectors of weights for a run of a kernel row.
     fn vectors(run: usize) -> usize;
 
     /// Writes a class's pixels in a band.
     fn run<S: Simd, E: Element>(band: &ClassBand<'_, Self::X>, out: &mut [E]);
 
-    /// Returns elements of a worker's slot.
+    /// Returns the number of elements of a worker's slot.
     fn slot_len(plan: &DirectPlan) -> usize {
         (plan.slot_len() * size_of::<Self::X>()).div_ceil(size_of::<f32>())
     }
@@ -198,12 +198,12 @@ fn run_part<S: Simd, E: Element, K: Products>(
 }
 
 impl<X> ClassBand<'_, X> {
-    /// Returns values of a window in one kernel row.
+    /// Returns the number of values of a window in one kernel row.
     pub(super) fn run(&self) -> usize {
         self.class.taps_w * self.plan.in_c
     }
 
-    /// Returns elements from one pixel's window to the next one's.
+    /// Returns the number of elements from one pixel's window to the next one's.
     pub(super) fn pixel_stride(&self) -> usize {
         self.plan.step * self.plan.in_c
     }

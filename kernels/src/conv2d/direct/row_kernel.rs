@@ -118,7 +118,7 @@ unsafe fn accumulate<
     }
 }
 
-/// Returns pixels of the largest block with `num_vectors` vectors of channels.
+/// Returns the number of pixels of the largest block with `num_vectors` vectors of channels.
 pub(crate) fn max_pixels<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }

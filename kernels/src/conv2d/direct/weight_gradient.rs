@@ -104,7 +104,7 @@ impl DirectWeightPlan {
         self.dots
     }
 
-    /// Returns elements of a task's sums, the first part of a slot.
+    /// Returns the number of elements of a task's sums, the first part of a slot.
     fn sums_len(&self) -> usize {
         self.out_block.next_multiple_of(PANEL)
             * self.in_block
@@ -112,7 +112,7 @@ impl DirectWeightPlan {
             * self.units.rows.shape.kernel
     }
 
-    /// Returns room for the unit's x, and a block of its dy, as f32.
+    /// Returns the room for the unit's x, and a block of its dy, as f32.
     fn scratch_len(&self) -> usize {
         let block = (PACKED_VECTORS * PANEL).min(self.out_block);
         self.x_lens().iter().sum::<usize>()
@@ -125,7 +125,7 @@ impl DirectWeightPlan {
         self.dots && self.units.rows.shape.kernel > 1
     }
 
-    /// Returns elements of a row of x as the kernel reads it.
+    /// Returns the number of elements of a row of x as the kernel reads it.
     fn row_len(&self, channels: usize) -> usize {
         let s = &self.units.rows.shape;
         let pixels = if self.pairs_windows() {
@@ -138,8 +138,8 @@ impl DirectWeightPlan {
         pixels * channels
     }
 
-    /// Returns elements of a unit's x, and of a row that windows are cut from, in whole cache
-    /// lines, so that its dy starts on one.
+    /// Returns the number of elements of a unit's x, and of a row that windows are cut from, in
+    /// whole cache lines, so that its dy starts on one.
     fn x_lens(&self) -> [usize; 2] {
         let x = self.units.images * self.padded_rows * self.row_len(self.in_block);
         let row = if self.pairs_windows() {

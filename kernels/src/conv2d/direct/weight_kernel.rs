@@ -90,7 +90,8 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: boo
     }
 }
 
-/// Returns values of a run in the largest block with `num_vectors` vectors of channels.
+/// Returns the number of values of a run in the largest block with `num_vectors` vectors of
+/// channels.
 pub(crate) fn max_run<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }

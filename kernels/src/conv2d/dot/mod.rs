@@ -77,7 +77,7 @@ impl Dot {
         &self.plan
     }
 
-    /// Returns multiply-adds of a lane in the time of one of f32, roughly.
+    /// Returns the number of multiply-adds of a lane in the time of one of f32, roughly.
     pub(super) fn per_instruction(&self) -> usize {
         if self.unit == Unit::Vectors { 2 } else { 16 }
     }

@@ -70,12 +70,12 @@ impl TileWeightPlan {
         }
     }
 
-    /// Returns steps of products over `images` with `rows` of `width` pixels each.
+    /// Returns the number of steps of products over `images` with `rows` of `width` pixels each.
     fn steps(&self, images: usize, [rows, width]: [usize; 2]) -> usize {
         (((images - 1) * self.image_rows + rows - 1) * self.pitch + width).div_ceil(TILE_VALUES)
     }
 
-    /// Returns steps of the largest unit.
+    /// Returns the number of steps of the largest unit.
     fn max_steps(&self) -> usize {
         self.steps(
             self.units.images,
@@ -83,7 +83,7 @@ impl TileWeightPlan {
         )
     }
 
-    /// Returns steps of a plane of x: with the farthest tap's positions.
+    /// Returns the number of steps of a plane of x: with the farthest tap's positions.
     fn plane_steps(&self, steps: usize) -> usize {
         steps
             + ((self.units.rows.shape.kernel - 1) / self.units.rows.shape.stride * (self.pitch + 1))
@@ -118,7 +118,7 @@ impl TileWeightPlan {
         self.out_block.next_multiple_of(PANEL) * self.in_block.next_multiple_of(PANEL) * taps
     }
 
-    /// Returns room for a unit's packed x and dy.
+    /// Returns the room for a unit's packed x and dy.
     fn scratch_len(&self) -> usize {
         let planes = self.parities() * self.parities();
         planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()

@@ -268,7 +268,8 @@ impl<S: Simd, E: Element> Kernel<S> for StoreTile<E> {
 }
 
 impl<E: Element> StoreTile<E> {
-    /// Computes `WHOLE` is the number of channels, if it is known: then no store is masked.
+    /// Stores a tile of sums. `WHOLE` is the number of channels if it is known at compile time;
+    /// then no store is masked.
     ///
     /// # Safety
     /// As [`Kernel::run`].

@@ -141,7 +141,7 @@ impl<'a, E> OutputRows<'a, E> {
         self.block.tiles * OUT_TILE
     }
 
-    /// Asks for the next row, if there is one.
+    /// Prefetches the next row, if there is one.
     #[inline(always)]
     fn ask<S: Simd>(&mut self) {
         if self.rows == self.count() {

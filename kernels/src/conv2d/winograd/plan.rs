@@ -198,14 +198,14 @@ impl WinogradPlan {
         )
     }
 
-    /// Returns elements of the transformed weights; positions 64 bytes apart, against cache set
-    /// conflicts while packing.
+    /// Returns the number of elements of the transformed weights; positions 64 bytes apart, against
+    /// cache set conflicts while packing.
     pub(crate) fn packed_len(&self) -> usize {
         POSITIONS * (self.input.channels * self.output.channels.next_multiple_of(PANEL) + PANEL)
     }
 
-    /// Returns elements from one position of a block to the next; 64 bytes more than the tiles,
-    /// against cache set conflicts.
+    /// Returns the number of elements from one position of a block to the next; 64 bytes more than
+    /// the tiles, against cache set conflicts.
     pub(crate) fn position_strides(&self) -> [usize; 2] {
         [&self.input, &self.output]
             .map(|grid| self.block_tiles * grid.channels.next_multiple_of(PANEL) + PANEL)

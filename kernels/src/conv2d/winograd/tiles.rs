@@ -89,8 +89,9 @@ unsafe fn transform_input<S: Simd, E: Element, const PLACE: u8>(
     }
 }
 
-/// Asks for 4x4 pixels of the tile below, which comes thousands of cycles later: rows of a tile are
-/// too short for the processor's own prefetcher. They begin so many rows and columns from `start`.
+/// Prefetches 4x4 pixels of the tile below, which comes thousands of cycles later: rows of a tile
+/// are too short for the processor's own prefetcher. They begin so many rows and columns from
+/// `start`.
 #[inline(always)]
 unsafe fn prefetch_tile<S: Simd, E>(start: *const E, [row, column]: [usize; 2], g: Grid) {
     let [row_stride, pixel_stride] = [g.width * g.pixel_stride, g.pixel_stride].map(opaque);

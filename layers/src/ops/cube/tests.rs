@@ -1,4 +1,5 @@
-//! Our kernels against the bodies composed of burn's operations: on Flex, and on the same device.
+//! Lockstep's kernels against the bodies composed of burn's operations: on Flex, and on the same
+//! device.
 //!
 //! They need an adapter, of a software Vulkan if nothing else, and print a line if there is none.
 

@@ -121,7 +121,7 @@ pub(in crate::ops) fn is_gated_by_output(rectifier: Rectifier, residual: Residua
     rectifier != Rectifier::None && residual != ResidualKind::None
 }
 
-/// Returns shortcut A of values of a shape, for so many channels.
+/// Returns shortcut A of values of a shape, for the given number of channels.
 pub(in crate::ops) fn shortcut_a(
     [num_images, height, width, channels_in]: [usize; 4],
     channels: usize,

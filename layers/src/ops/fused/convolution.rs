@@ -1,5 +1,5 @@
-//! Convolutions and their gradients in the activations' number format: some by our kernels on
-//! burn's GPU backend, the others by burn's operations.
+//! Convolutions and their gradients in the activations' number format: some by Lockstep's kernels
+//! on burn's GPU backend, the others by burn's operations.
 //!
 //! In and out: `[N, H, W, C]`.
 //! Invariant: operands and result are of the activations' type, weights rounded to it; products are

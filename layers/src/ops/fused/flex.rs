@@ -1,4 +1,4 @@
-//! A layer on Flex by our own kernels.
+//! A layer on Flex by Lockstep's kernels.
 //!
 //! In and out: contiguous channels-last activations of f32 or bf16, the rest f32; other layouts are
 //! copied once.

@@ -61,9 +61,9 @@ pub(crate) struct LayerOptions {
     pub residual: ResidualKind,
     /// End of the operation; a ReLU6 only without a residual.
     pub rectifier: Rectifier,
-    /// Instruction set of our own kernels.
+    /// Instruction set of Lockstep's kernels.
     pub isa: Isa,
-    /// Tensors that the backward pass of our kernels computes again.
+    /// Tensors that the backward pass of Lockstep's kernels computes again.
     pub recompute: Recompute,
     /// Target of the parameters' gradients; `None`: the tape.
     pub hooked: Option<HookedParameters>,
@@ -99,9 +99,8 @@ impl LayerOptions {
 pub(crate) struct LayerOutput<B: Backend> {
     /// `[N, H_out, W_out, C_out]`.
     ///
-    /// The raw result before the normalisation, if the link to the next layer allows raw results.
-    /// Even then, the gradient that arrives here is that of the normalised values: the next layer
-    /// computes it.
+    /// The raw result before the normalisation, if the link to the next layer allows it. The
+    /// gradient that the next layer passes back is always that of the normalised values.
     pub output: FloatTensor<B>,
     /// Input for the backward pass, or a tensor with only its shape; not tracked, as all that
     /// follow.

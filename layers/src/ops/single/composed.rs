@@ -11,7 +11,7 @@ use burn::tensor::{FloatDType, Shape};
 use super::{Operation, SingleGradients, SingleOptions, SingleOutput, SingleSaved};
 
 /// # Panics
-/// For an operation that only our kernels on Flex have.
+/// For an operation that only Lockstep's kernels on Flex have.
 pub(in crate::ops) fn forward<B: Backend>(
     input: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -37,7 +37,7 @@ pub(in crate::ops) fn forward<B: Backend>(
 }
 
 /// # Panics
-/// For an operation that only our kernels on Flex have.
+/// For an operation that only Lockstep's kernels on Flex have.
 pub(in crate::ops) fn backward<B: Backend>(
     saved: SingleSaved<B>,
     output_gradient: FloatTensor<B>,

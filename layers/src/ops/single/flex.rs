@@ -1,4 +1,4 @@
-//! Single operations on Flex by our own kernels.
+//! Single operations on Flex by Lockstep's kernels.
 //!
 //! In and out: contiguous activations of f32 or bf16, parameters of f32; other layouts are copied
 //! once, f16 is computed in f32.

@@ -1,4 +1,4 @@
-//! Operations of our kernels that are not part of a layer, as one method of the extension.
+//! Operations of Lockstep's kernels that are not part of a layer, as one method of the extension.
 //!
 //! In: a tensor of f32 or 16 bits, and up to two parameters of f32 or narrower.
 //! Out: a tensor of the input's format; means and losses are f32.
@@ -68,7 +68,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SingleOptions {
     pub operation: Operation,
-    /// Instruction set of our kernels.
+    /// Instruction set of Lockstep's kernels.
     pub isa: Isa,
     /// True if there is a weight, and a bias.
     pub has: [bool; 2],
@@ -105,7 +105,7 @@ pub(crate) struct SingleGradients<B: Backend> {
     pub bias: FloatTensor<B>,
 }
 
-/// Returns whether our kernels compute operations on such an input.
+/// Returns whether Lockstep's kernels compute operations on such an input.
 pub(crate) fn computes<const D: usize>(input: &Tensor<D>, computation: &Computation) -> bool {
     computation.kernels == Kernels::Fused
         && matches!(input.dtype(), DType::F32 | DType::BF16 | DType::F16)

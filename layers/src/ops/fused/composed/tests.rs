@@ -1,5 +1,5 @@
-//! The composed layer in 16 bits, on Flex: near f32, near our kernels, every tensor of the type it
-//! should have.
+//! The composed layer in 16 bits, on Flex: near f32, near Lockstep's kernels, every tensor of the
+//! type it should have.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap here is a failed test.
 
