@@ -1,8 +1,8 @@
-//! `trainer bench`: the speed of a training step on random pixels.
+//! `trainer bench`: measures the speed of a training step on random pixels.
 //!
-//! In: flags. Out: images/s over all ranks, step times, memory; a file with the step, a prediction
+//! In: flags. Out: images/s over all ranks, step times, memory; a file with the step; a prediction
 //! for more ranks.
-//! Invariant: an output that cannot be written is refused before the measurement.
+//! Invariant: an output that cannot be written is rejected before the measurement.
 
 use anyhow::Result;
 
@@ -19,7 +19,7 @@ use crate::world::ranks::World;
 /// Measures training steps. Collective: all ranks.
 ///
 /// # Errors
-/// Flags contradict each other or differ between the ranks; the profile cannot be written; a step
+/// If flags contradict each other or differ between ranks, the profile cannot be written, or a step
 /// fails.
 pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
     let config = BenchConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;

@@ -1,4 +1,4 @@
-//! `trainer doctor`: whether a job with these resources would train well.
+//! `trainer doctor`: checks whether the resources of a job suffice for training.
 
 use std::process::ExitCode;
 
@@ -11,16 +11,16 @@ use crate::tools::check::Verdict;
 use crate::tools::doctor;
 use crate::world::ranks::World;
 
-/// Examines the world, the machines, the data and the output directory. Returns 1 on all ranks if a
-/// check failed, else 0. If tasks form separate worlds, only the first task examines and prints.
+/// Checks the world, the machines, the data and the output directory. Returns 1 on all ranks if a
+/// check failed, otherwise 0. If tasks form separate worlds, only the first task checks and prints.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When flags contradict each other, or a collective fails.
+/// If flags contradict each other, or a collective fails.
 pub fn doctor(args: &DoctorArgs, world: &World) -> Result<ExitCode> {
     let config = DoctorConfig::resolve(args)?;
     if doctor::is_follower_without_world(&*world.communicator) {
-        // A failure here might end the first task before it has reported.
+        // An error here could end the first task before it prints its report.
         return Ok(ExitCode::SUCCESS);
     }
     let watchdog = world.watch(config.timeout)?;

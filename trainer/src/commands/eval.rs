@@ -1,4 +1,4 @@
-//! `trainer eval`: loss and accuracy of saved weights on a split, over all classes and of each.
+//! `trainer eval`: measures loss and accuracy of saved weights on a split, overall and by class.
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use datasets::{DatasetError, ImageDataset};
@@ -16,20 +16,20 @@ use crate::run::identity;
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
 
-/// Remedy for classes that the training did not have.
+/// Remedy if the classes differ from those of the training.
 const CHANGED_CLASSES: &str = "give data with the class names of the training, or --allow-changed-classes if labels are positions in its list of classes";
 
-/// Evaluates a weights file or a checkpoint, which root reads for all ranks.
+/// Evaluates a weights file or a checkpoint. Root reads it for all ranks.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When flags contradict each other or differ between ranks, weights or data cannot be read, or the
-/// classes are not those of the checkpoint.
+/// If flags contradict each other or differ between ranks, or weights or data cannot be read. Also if
+/// the classes differ from those of the checkpoint.
 pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass> {
     let family = Family::of::<F>();
     let communicator = &*world.communicator;
     let weights = EvalConfig::weights(args)?;
-    // For a weights file the flags suffice, so wrong usage is reported before anything is read.
+    // A weights file needs only the flags, so usage errors are reported before any file is read.
     let of_flags = match &weights {
         WeightSource::File(_) => Some(EvalConfig::resolve(args, &family, None)?),
         WeightSource::Checkpoint(_) => None,
@@ -54,7 +54,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     world.rank_status.enter(Phase::Data);
     let input = saved.state.as_ref().map(|state| &state.input);
     let known = input.map(|input| input.class_names.len());
-    // Without names, labels are compared by position.
+    // Without class names, labels are compared by position.
     let classes = input
         .filter(|_| !config.allow_changed_classes)
         .map(|input| &input.class_names[..]);
@@ -119,7 +119,7 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     Ok(result)
 }
 
-/// Adds a remedy to an error of opening data whose classes must be those of a checkpoint.
+/// Adds a remedy to an error about data whose classes must match those of a checkpoint.
 fn explained(error: Error, by_name: bool) -> Error {
     match error.downcast_ref() {
         Some(DatasetError::UnknownClasses { .. } | DatasetError::Unlabelled { .. }) if by_name => {
@@ -129,7 +129,7 @@ fn explained(error: Error, by_name: bool) -> Error {
     }
 }
 
-/// Opens the first of the candidates that exists and has labels; returns its name, too.
+/// Opens the first candidate split that exists and has labels. Returns its name, too.
 /// Collective: all ranks.
 fn open<F: ModelFamily>(
     config: &EvalConfig,
@@ -152,7 +152,8 @@ fn open<F: ModelFamily>(
                 _ => return Err(error),
             },
         };
-        // A split without labels says more than one that is absent.
+        // Prefer the error about an unlabelled split: it is more specific than one about an absent
+        // split.
         let is_unlabelled =
             |error: &Error| matches!(error.downcast_ref(), Some(DatasetError::Unlabelled { .. }));
         if !last.as_ref().is_some_and(is_unlabelled) {
@@ -162,7 +163,7 @@ fn open<F: ModelFamily>(
     Err(last.unwrap_or_else(|| anyhow!("eval: there is no split to measure")))
 }
 
-/// Checks that the labels of the split mean what the logits of the model do.
+/// Checks that the labels of the split and the logits of the model refer to the same classes.
 fn check_input(
     input: &ModelInput,
     test: &dyn ImageDataset,

@@ -1,4 +1,4 @@
-//! `trainer man` and `trainer completions`: pages of the flags, and completions of a shell.
+//! `trainer man` and `trainer completions`: writes pages about the flags, and shell completions.
 //!
 //! In: a directory, or a shell. Out: `trainer.1`, `trainer-train.1` and so on, or `flags.md` with
 //! `--markdown`; the completions on standard output.
@@ -68,8 +68,8 @@ struct Group<'a> {
     flags: Vec<&'a Arg>,
 }
 
-/// Writes the section of a command, then those of its subcommands. A group of flags that an earlier
-/// command has too becomes a link.
+/// Writes the section of a command, then the sections of its subcommands. A group of flags that an
+/// earlier command also has becomes a link.
 fn section<'a>(command: &'a Command, above: &str, page: &mut String, earlier: &mut Vec<Group<'a>>) {
     if command.get_name() == "help" {
         return;
@@ -100,7 +100,7 @@ fn section<'a>(command: &'a Command, above: &str, page: &mut String, earlier: &m
     groups.sort_by_key(|group| group.heading.is_some());
     for group in groups {
         let heading = group.heading.unwrap_or("Flags");
-        // `==` of flags compares only ids.
+        // `==` compares only the ids of flags.
         let is_equal = |other: &&Group| {
             let mut pairs = other.flags.iter().zip(&group.flags);
             other.flags.len() == group.flags.len()
@@ -128,7 +128,7 @@ fn section<'a>(command: &'a Command, above: &str, page: &mut String, earlier: &m
     }
 }
 
-/// Writes a table of flags, then one of those of their values that have help.
+/// Writes a table of flags, then a table of the flags' values that have help.
 fn table(flags: &[&Arg], page: &mut String) {
     page.push_str("\n| flag | meaning | default |\n|---|---|---|\n");
     let mut values = String::new();
@@ -172,7 +172,7 @@ fn table(flags: &[&Arg], page: &mut String) {
     }
 }
 
-/// Returns a text of `--help` for a cell, with Markdown escaped outside of code.
+/// Returns a help text for a table cell, with Markdown escaped outside code spans.
 fn prose(text: &str) -> String {
     let mut cell = String::new();
     for (place, part) in text.split('`').enumerate() {

@@ -1,7 +1,7 @@
-//! The commands of the program, one a file.
+//! The commands of the program, one per file.
 //!
-//! In: flags as typed and the world this process belongs to. Out: what each command prints or
-//! writes.
+//! In: flags as typed, and the world of this process. Out: the printed or written results of each
+//! command.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub mod train;
 pub mod verify;
 pub mod verify_run;
 
-/// Returns the file of an output flag on root, and refuses one that cannot be written.
+/// Returns the file of an output flag on root, and rejects a file that cannot be written.
 fn output(option: &'static str, path: Option<&PathBuf>, world: &World) -> Result<Option<PathBuf>> {
     let path = file_name(option, path)?;
     if !world.is_root() {

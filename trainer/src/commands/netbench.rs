@@ -1,6 +1,6 @@
 //! `trainer netbench`: measures the network between the ranks.
 //!
-//! In: flags. Out: tables, a JSON file. Invariant: an output that cannot be written is refused
+//! In: flags. Out: tables, a JSON file. Invariant: an output that cannot be written is rejected
 //! before the measurement.
 
 use std::path::Path;
@@ -17,12 +17,12 @@ use crate::measure::manifest::cpu_model;
 use crate::run::identity;
 use crate::world::ranks::World;
 
-/// Measures messages between pairs of ranks, then collectives; prints each table when it is
+/// Measures messages between pairs of ranks, then collectives. Prints each table as soon as it is
 /// measured. Collective: all ranks.
 ///
 /// # Errors
-/// Flags contradict each other or differ between the ranks; the output cannot be written; a message
-/// or collective fails.
+/// If flags contradict each other or differ between ranks, the output cannot be written, or a
+/// message or collective fails.
 pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
     let config = NetbenchConfig::resolve(args, world.communicator.world_size())?;
     let watchdog = world.watch(config.timeout)?;
@@ -61,7 +61,7 @@ fn hint(path: &Path) -> &'static str {
     }
 }
 
-/// Asks all ranks for their nodes, and this process for the rest.
+/// Returns the nodes of all ranks, and the other facts of this process.
 /// Collective: all ranks.
 fn environment(communicator: &dyn Communicator) -> Result<Environment> {
     let topology = communicator.topology();

@@ -1,4 +1,4 @@
-//! `trainer predict`: the classes of image files, by a checkpoint.
+//! `trainer predict`: classifies image files with a checkpoint.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,10 +24,10 @@ use crate::model::{ImageClassifier, data};
 use crate::run::saved_model::SavedModel;
 use crate::world::ranks::World;
 
-/// The output of `--json`: one entry an image.
+/// Output of `--json`: one entry per image.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Predictions {
-    /// In the order of the command line; images of a folder by name.
+    /// Predictions in the order of the command line; images of a folder sorted by name.
     pub images: Vec<Prediction>,
 }
 
@@ -42,12 +42,12 @@ impl Predictions {
     }
 }
 
-/// The likeliest classes of one image.
+/// Most likely classes of one image.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// The file as named.
+    /// Path of the file as named.
     pub path: String,
-    /// Likeliest first; empty when there is an error.
+    /// Most likely first; empty after an error.
     pub classes: Vec<ClassProbability>,
     /// Reason that the image was not read.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,19 +57,19 @@ pub struct Prediction {
 /// A class and its softmax probability.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ClassProbability {
-    /// Name as in the data set.
+    /// Name in the data set.
     pub class: String,
-    /// Position in the data set's label order.
+    /// Position in the label order of the data set.
     pub label: usize,
-    /// 0..1.
+    /// Probability in 0..1.
     pub probability: f32,
 }
 
-/// Names the classes of the images, on one rank. An image that cannot be read is reported, and the
-/// next one follows.
+/// Classifies the images on one rank. Reports an image that cannot be read, and continues with the
+/// next image.
 ///
 /// # Errors
-/// When the checkpoint cannot be read, no image is named, or there is more than one rank.
+/// If the checkpoint cannot be read, no image is named, or there is more than one rank.
 pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Predictions> {
     if args.top == 0 {
         return Err(invalid("--top", "at least 1", 0).into());
@@ -191,11 +191,11 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     Ok(predictions)
 }
 
-/// An image file, or a path that cannot be looked into, with the reason.
+/// An image file, or an unreadable path with the reason.
 type Found = Result<PathBuf, (PathBuf, anyhow::Error)>;
 
-/// Returns the files of `paths`, each once, with those in folders, and the number of hidden entries
-/// left out.
+/// Returns each file of `paths` once, including the files in folders, and the number of skipped
+/// hidden entries.
 fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
     let mut seen = HashSet::new();
     let mut num_hidden = 0;
@@ -219,8 +219,8 @@ fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
     (files, num_hidden)
 }
 
-/// Returns the image files in a folder and in the folders within it, by name. Hidden ones are
-/// counted: training leaves them out, too.
+/// Returns the image files below a folder, sorted by name. Counts hidden entries, which training
+/// skips, too.
 fn images_below(folder: &Path, num_hidden: &mut usize) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot read {}", folder.display());
     let mut images = Vec::new();
@@ -234,7 +234,7 @@ fn images_below(folder: &Path, num_hidden: &mut usize) -> Result<Vec<PathBuf>> {
                 *num_hidden += usize::from(is_folder || has_image_extension(&path));
                 continue;
             }
-            // A link to a folder is not followed: it may lead back.
+            // Do not follow a link to a folder: it may form a cycle.
             if is_folder {
                 folders.push(path);
             } else if has_image_extension(&path) {
@@ -262,7 +262,8 @@ fn has_image_extension(path: &Path) -> bool {
         .any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// The `top` classes of logits `[1, K]`, likeliest first; of equals the lower class comes first.
+/// Returns the `top` classes of logits `[1, K]`, most likely first; for equal logits, the lower
+/// class first.
 fn likeliest(
     logits: Tensor<2>,
     class_names: &[String],

@@ -1,8 +1,8 @@
-//! `trainer predict-scaling`: predicts the speed of more ranks; compares measured and published
+//! `trainer predict-scaling`: predicts the speed of more ranks, and compares measured and published
 //! figures.
 //!
 //! In: flags. Out: tables, a JSON file for each network. Invariant: an output that cannot be
-//! written is refused before the measurement.
+//! written is rejected before the measurement.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use crate::tools::predict_scaling::{
 };
 use crate::world::ranks::World;
 
-/// Divisor of the batch in the second step, which strong scaling measures.
+/// Divisor of the batch in the second step, which strong scaling needs.
 const SECOND_BATCH: usize = 8;
 
 /// Output of `--json`.
@@ -32,11 +32,11 @@ struct All {
     published: Vec<PublishedFigure>,
 }
 
-/// Predicts, compares, prints.
+/// Predicts and compares speeds, and prints the results.
 ///
 /// # Errors
-/// Flags contradict each other; there are several ranks; a file cannot be read or written; a step
-/// fails.
+/// If flags contradict each other, there are several ranks, a file cannot be read or written, or a
+/// step fails.
 pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
     let world_size = world.communicator.world_size();
     let config = ScalingConfig::resolve(args, &Family::of::<F>(), world_size)?;
@@ -155,7 +155,7 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
     }
 }
 
-/// Refuses a second step that is not the first one with another batch.
+/// Rejects a second step that differs from the first one in more than the batch.
 fn expect_pair(
     (first, its): (&ProfileFile, &Path),
     (second, path): (&ProfileFile, &Path),

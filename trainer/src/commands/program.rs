@@ -1,4 +1,4 @@
-//! The program of a model family: parse, join the world, run one command, leave together.
+//! The program of a model family: parses flags, joins the world, runs one command, exits.
 //!
 //! In: the program's arguments. Out: its exit code.
 
@@ -23,11 +23,11 @@ use crate::config::cli::{CliOf, CommandOf};
 use crate::model::family::ModelFamily;
 use crate::world::launch::{Start, launch, start_others};
 
-/// Does what was typed, with models of the family `F`. `verify` checks the device by residual
-/// networks in every program. Where a flag of `F` has the name of a general one it does nothing but
-/// say so.
+/// Runs the typed command with models of the family `F`. `verify` checks the device with residual
+/// networks in every program. If a flag of `F` has the name of a general flag, only reports the
+/// conflict.
 ///
-/// Call it once, first thing in `main`: signals are caught from here on.
+/// Call this function once, at the start of `main`: it installs the signal handlers.
 pub fn program<F: ModelFamily>() -> ExitCode {
     if let Err(taken) = Family::expect_own_names::<F::Args>() {
         return launch(Start::World, |_| Err::<(), _>(taken.into()));

@@ -1,7 +1,7 @@
-//! `trainer report` and `trainer watch`: what the files of runs show, as a page or on the terminal.
+//! `trainer report` and `trainer watch`: shows the files of runs as a page or on the terminal.
 //!
 //! In: flags. Out: a directory with the page, figures and tables; a text on the terminal.
-//! Invariant: files of runs are only read; an output that cannot be written is refused before that.
+//! Invariant: files of runs are only read. An output that cannot be written is rejected first.
 
 use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::world::ranks::World;
 /// Writes the report.
 ///
 /// # Errors
-/// When an input is of an unknown kind or cannot be read, or the output directory has other files.
+/// If an input is of an unknown kind or cannot be read, or the output directory has other files.
 pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
     let target = |target| {
         in_range(
@@ -43,7 +43,7 @@ pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Returns a refusal as wrong usage of a flag.
+/// Converts a refusal to a usage error of its flag.
 fn as_usage(error: Error) -> Error {
     match error.downcast::<Refusal>() {
         Ok(Refusal {
@@ -58,11 +58,11 @@ fn as_usage(error: Error) -> Error {
 /// Exit code of `--until-end` for a run that has not finished.
 const NOT_FINISHED: u8 = 3;
 
-/// Shows the run. Returns 3 if its end was awaited and it has not finished: it was stopped, is
-/// dead, or still runs.
+/// Shows the run. Returns 3 if `--until-end` was typed and the run has not finished: it was
+/// stopped, has died, or still runs.
 ///
 /// # Errors
-/// When the run does not exist, or its files or the terminal cannot be read.
+/// If the run does not exist, or its files or the terminal cannot be read.
 pub fn watch(args: &WatchArgs, world: &World) -> Result<ExitCode> {
     let directory = cluster::directory_of_run(&args.run).map_err(|failure| anyhow!("{failure}"))?;
     let on_terminal = stdout().is_terminal();

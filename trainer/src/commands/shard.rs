@@ -1,6 +1,7 @@
-//! `trainer shard`: tar files of samples, made of a folder of images.
+//! `trainer shard`: writes tar files of samples from a folder of images.
 //!
-//! In: flags. Out: a folder that `--dataset shards` reads. Invariant: it is whole or not there.
+//! In: flags. Out: a folder that `--dataset shards` reads. Invariant: the folder is complete or
+//! absent.
 
 use anyhow::Result;
 use datasets::tar_shards;
@@ -9,14 +10,14 @@ use crate::config::cli::ShardArgs;
 use crate::config::invalid;
 use crate::world::ranks::World;
 
-/// Default of `--images-per-shard`: at about 110 KB an image, shards of ImageNet have 110 MB.
+/// Default of `--images-per-shard`: at about 110 KB per image, a shard of ImageNet has 110 MB.
 const IMAGES_PER_SHARD: usize = 1000;
 
 /// Writes the shards.
 ///
 /// # Errors
-/// When the folder of images has no training split, the target is not empty, a file cannot be read
-/// or written, or a signal wishes this to end.
+/// If the folder of images has no training split, or the target is not empty. Also if a file cannot
+/// be read or written, or a signal requests the end.
 pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
     let images_per_shard = args.images_per_shard.unwrap_or(IMAGES_PER_SHARD);
     if images_per_shard == 0 {

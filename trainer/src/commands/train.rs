@@ -1,8 +1,8 @@
-//! `trainer train`: everything around the training loop.
+//! `trainer train`: prepares and runs the training loop.
 //!
 //! In: flags. Out: an output directory with metrics, summary, manifest, configuration and
 //! checkpoints.
-//! Invariant: what is wrong with flags or data is said before anything is written.
+//! Invariant: errors in flags or data are reported before any file is written.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,24 +46,24 @@ use crate::world::ranks::{Role, World};
 
 /// Trains the configured model.
 ///
-/// burn's random numbers are seeded with `--seed` before the model is made, `--weights` are loaded
-/// after it, and root's parameters are sent to all ranks.
+/// Seeds burn's random numbers with `--seed`, makes the model, loads `--weights`, and sends root's
+/// parameters to all ranks.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When the flags contradict each other or have no effect on this model, or training fails.
-// tidy: long function because it is the order in which a start is refused
+/// If the flags contradict each other or have no effect on this model, or training fails.
+// tidy: long function because the checks before a start have a fixed order
 pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<F::Model>> {
     let communicator = &*world.communicator;
     let reporter = &world.reporter;
-    // A saved configuration may have another timeout; reading it is watched, too.
+    // Watch the read of a saved configuration, too, although its timeout may differ.
     let watchdog = world.watch(timeout(args.sync.timeout)?)?;
     let config = resolve(args, &Family::of::<F>(), world)?;
     watchdog
         .iter()
         .for_each(|watchdog| watchdog.set_timeout(config.sync.timeout()));
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
-    // Compared before anything that makes ranks wait for each other is opened.
+    // Compare the settings before the first step that makes ranks wait for each other.
     identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
     let seed = config.run.seed;
@@ -223,11 +223,11 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     Ok(outcome)
 }
 
-/// Prepares the output directory, and its newest checkpoint if the run resumes; all ranks accept or
-/// all refuse.
+/// Prepares the output directory, and its newest checkpoint if the run resumes. Either all ranks
+/// accept the run, or all reject it.
 ///
 /// # Collective
-/// Root's verdict is gathered.
+/// Root sends its verdict to all ranks.
 fn accept(
     config: &TrainConfig,
     data: &DatasetSplits,
@@ -235,7 +235,7 @@ fn accept(
     world: &World,
 ) -> Result<(Option<RunDirectory>, Option<Resumption>)> {
     let communicator = &*world.communicator;
-    // A run to resume is looked for first; any other refusal leaves no directory.
+    // Check a new run before its directory exists. A run to resume is looked up first.
     let is_unused = if world.is_root() && !config.resume {
         tensorboard::expect_own_events(config, None)
     } else {
@@ -268,7 +268,7 @@ fn accept(
     Ok(accepted)
 }
 
-/// Returns true if the run to resume has a checkpoint, whole or not.
+/// Returns true if the run to resume has a checkpoint, complete or not.
 fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
     // `accept` reports an error here.
     let Ok(Some(directory)) = RunDirectory::to_resume(config) else {
@@ -278,8 +278,8 @@ fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
     CheckpointStore::new(&directory.join(CHECKPOINTS), keep).has_any()
 }
 
-/// Returns the initial model: random by its seed, or with the weights of `--weights` unless the run
-/// resumes.
+/// Returns the initial model: random from its seed, or with the weights of `--weights` unless the
+/// run resumes.
 fn initial_model<F: ModelFamily>(
     config: &TrainConfig,
     request: &ModelRequest<'_>,
@@ -340,11 +340,11 @@ fn custom_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<Custo
     Ok(Some(CustomOptimizer(own)))
 }
 
-/// Checks that the loss uses its options and mixed images; `is_configured` if it uses that of the
-/// options.
+/// Checks that a custom loss uses the options of losses, and mixed images. `is_configured`: the
+/// loss uses the configured loss.
 ///
 /// # Errors
-/// When an option would have no effect on a custom loss.
+/// If an option would have no effect on a custom loss.
 fn expect_options_of_loss<F: ModelFamily>(
     config: &TrainConfig,
     is_configured: bool,
@@ -391,15 +391,15 @@ fn holder(communicator: &dyn Communicator) -> String {
     )
 }
 
-/// Returns the configuration of the flags; with `--resume --output-dir DIR` laid over that of the
-/// run in DIR.
+/// Returns the configuration of the flags. With `--resume --output-dir DIR`, the flags override the
+/// configuration of the run in DIR.
 ///
 /// # Collective
-/// Root reads the saved configuration for all.
+/// Root reads the saved configuration for all ranks.
 fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConfig> {
     let communicator = &*world.communicator;
     let world_size = communicator.world_size();
-    // Flags that differ between ranks are compared later; here all ranks must take the same path.
+    // Flags that differ between ranks are compared later. Here all ranks must take the same path.
     let mut of_ranks = [u64::from(args.resume)];
     communicator.all_reduce_max_u64(&mut of_ranks)?;
     let saved = match of_ranks {
@@ -417,7 +417,7 @@ fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConf
     })
 }
 
-/// Returns the text of `run.toml`, if it exists.
+/// Returns the text of `run.toml`, if the file exists.
 fn saved_options(directory: &Path) -> Result<Option<String>> {
     let path = directory.join(RUN_TOML);
     if !path.exists() {
@@ -432,7 +432,7 @@ fn saved_options(directory: &Path) -> Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// Returns the facts of this launch. # Collective: the machines of the ranks are gathered.
+/// Returns the manifest of this launch. Collective: gathers the machines of the ranks.
 fn manifest(
     config: &TrainConfig,
     data: &DatasetSplits,
@@ -496,11 +496,11 @@ fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Sum
     }
 }
 
-/// Prints the resolved configuration as TOML that `--config` takes, for as many ranks as the
+/// Prints the resolved configuration as TOML for `--config`. The world has as many ranks as the
 /// launcher has tasks; its first task prints.
 ///
 /// # Errors
-/// When the flags contradict each other, or standard output takes no more.
+/// If the flags contradict each other, or standard output cannot be written.
 pub fn config<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<()> {
     let launcher = Launcher::detect_from_environment()?;
     let num_ranks = launcher

@@ -1,4 +1,4 @@
-//! `trainer verify`: whether a device computes what the reference computes.
+//! `trainer verify`: compares the results of a device with those of the reference.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use crate::tools::check::{self, Checked, Verdict};
 use crate::tools::verify;
 use crate::world::ranks::World;
 
-/// Makes the checks. Returns 1 if a check failed, else 0. The last line counts skipped checks.
+/// Runs the checks. Returns 1 if a check failed, otherwise 0. The last line counts skipped checks.
 ///
 /// # Errors
 /// If flags contradict each other, the device does not exist, or the file cannot be written.

@@ -27,18 +27,19 @@ use crate::world::ranks::World;
 /// Exit code if a hash differs.
 const DIFFERENT: u8 = 3;
 
-/// The run as root reads it.
+/// Facts of the run that root reads for all ranks.
 #[derive(Serialize, Deserialize)]
 struct Original {
     options: String,
     recording: Recording,
 }
 
-/// Repeats a run's first steps and compares them. Returns 0 if all hashes are equal, else 3.
+/// Repeats a run's first steps and compares them. Returns 0 if all hashes are equal, otherwise 3.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// If the run recorded no hashes, had another number of ranks or independent ranks, or a step fails.
+/// If the run recorded no hashes, had another number of ranks or independent ranks, or a step
+/// fails.
 pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result<ExitCode> {
     let communicator = &*world.communicator;
     let Original { options, recording } = found_by_root(communicator, || original(&args.run))?;
@@ -52,7 +53,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
     )?;
     let num_steps = num_steps(args, &recording)?;
     expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
-    // A stop would average after the last step, which the run did not.
+    // A stop would average the parameters after the last step. The run did not average them there.
     let further = u64::from(averages_early(
         &config.sync.method,
         config.num_workers(),
@@ -70,7 +71,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         communicator: Arc::clone(&world.communicator),
         unwatched: Arc::clone(&world.unwatched),
         rank_status: Arc::clone(&world.rank_status),
-        // The first look comes before the first step.
+        // The first check for a stop comes before the first step.
         stop: world.stop.or_after_looks(num_steps + further),
         reporter: Reporter::new(false),
         is_only_rank: world.is_only_rank,
@@ -90,8 +91,8 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
             got >= num_steps,
             "verify-run: stopped by a signal (expected {num_steps} steps, got {got}). Start it again."
         );
-        // Options that the repetition leaves out do not count, nor does `--resume`, which run.toml
-        // does not contain.
+        // Ignore options that the repetition leaves out, and `--resume`, which run.toml does not
+        // contain.
         let hashes = [false, true].map(|resume| config.clone().resuming(resume).hash());
         let was = &recording.manifest.config_hash;
         again.manifest.config_hash = if hashes.contains(was) {
@@ -112,7 +113,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
 }
 
 fn original(run: &Path) -> Result<Original> {
-    // A later session renames the files of the first.
+    // A later session renames the files of the first session.
     let of_first = |name: &str| {
         let first = session_path(&run.join(name), 1);
         if first.exists() {
@@ -175,8 +176,8 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
     Ok(())
 }
 
-/// Returns the flags of the run for another directory, without options that only cost time or write
-/// files for others.
+/// Returns the flags of the run for another directory. Omits options that only cost time or write
+/// further files.
 fn repetition(config: &TrainConfig, directory: &Path) -> TrainArgs {
     let mut args = config.to_args();
     args.run.output_dir = Some(directory.to_owned());

@@ -13,13 +13,13 @@ use serde::Serialize;
 #[serde(rename_all = "kebab-case")]
 pub struct BatchSection {
     pub global_batch_size: usize,
-    /// Absent with virtual shards.
+    /// `None` with virtual shards.
     pub grad_accum_steps: Option<usize>,
     pub batch_norm: BatchNormKind,
 }
 
 impl BatchArgs {
-    /// Applies the defaults for `num_workers` training ranks and refuses contradictions.
+    /// Applies the defaults for `num_workers` training ranks and rejects contradictions.
     pub(super) fn decide(
         self,
         dataset: DatasetKind,
@@ -95,14 +95,14 @@ impl BatchArgs {
 }
 
 impl BatchSection {
-    /// Returns the forward passes that all ranks together make in a step.
+    /// Returns the number of forward passes of all ranks in a step.
     pub(super) fn parts(&self, method: &SyncMethod, num_workers: usize) -> usize {
         method
             .virtual_shards()
             .unwrap_or_else(|| self.grad_accum_steps().saturating_mul(num_workers))
     }
 
-    /// Returns the passes that a rank accumulates in a step; 1 with virtual shards.
+    /// Returns the number of passes that a rank accumulates in a step; 1 with virtual shards.
     pub fn grad_accum_steps(&self) -> usize {
         self.grad_accum_steps.unwrap_or(1)
     }

@@ -1,7 +1,7 @@
 //! The configurations of `bench` and `doctor`.
 //!
 //! In: their flags. Out: decided values.
-//! Invariant: as in [`super`], an option without effect is refused.
+//! Invariant: as in [`super`], an option without effect is rejected.
 
 use super::compute::ComputeSection;
 use super::data::{DataSection, TrainSplitSection};
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Largest number of simulated ranks.
 pub(super) const MAX_SIMULATED: usize = 4096;
-/// Options of `bench` that do not change a step, or that its result holds anyway.
+/// Options of `bench` that do not change a step, or that the result of `bench` contains anyway.
 #[rustfmt::skip]
 const NO_STEP_OPTIONS: [&str; 11] = ["batch_size_per_rank", "steps", "warmup_steps", "seed", "model", "dtype", "kernels", "device", "threads", "timeout", "trace"];
 
@@ -50,10 +50,10 @@ pub struct BenchConfig {
 }
 
 impl BenchConfig {
-    /// Decides the measurement.
+    /// Resolves the flags of `trainer bench`.
     ///
     /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
+    /// A [`ConfigError`] that names the option and the remedy.
     pub fn resolve(
         args: &BenchArgs,
         family: &Family,
@@ -68,7 +68,7 @@ impl BenchConfig {
         }
         let compute = args.compute.decide_for(family)?;
         let mut typed = args.sync.clone();
-        // Warm-up steps are not measured: all measured steps are compressed.
+        // Warm-up steps are not measured, so compression covers all measured steps.
         if typed.compress.is_some_and(|compress| compress.has_warmup()) {
             typed.compress_warmup_steps.get_or_insert(0);
         }
@@ -79,7 +79,8 @@ impl BenchConfig {
         let batch_norm = args.batch_norm.unwrap_or(BatchNormKind::Local);
         sync.expect_compatible(batch_norm, LossScaling::of(compute.dtype()))?;
         let simulation = simulation(args)?;
-        // Ranks meet in main memory: a step that predicts several of them is updated there.
+        // Ranks exchange data in main memory, so a step that predicts several ranks is updated
+        // there.
         if args.profile_output.is_some() || simulation.is_some() {
             if args.sync.update == Some(UpdateKind::Device) {
                 let because = "with --profile-output or --simulate-network, which describe ranks that meet in main memory";
@@ -108,7 +109,7 @@ impl BenchConfig {
             );
             return Err(invalid("--virtual-shards", expected, shards));
         }
-        // A GPU's fourth step may be captured, which takes longer than any other.
+        // A GPU may capture its fourth step, which takes longer than any other step.
         let warmup_steps = match compute.device {
             DeviceChoice::Cuda(_) => 5,
             _ => 3,
@@ -131,18 +132,18 @@ impl BenchConfig {
         })
     }
 
-    /// Returns the samples of one rank in one step.
+    /// Returns the number of samples of one rank in one step.
     pub fn samples_per_rank(&self) -> usize {
         self.batch_size_per_rank * self.grad_accum_steps
     }
 
-    /// Returns the synchronisation as the code that makes steps takes it.
+    /// Returns the synchronisation in the form for code that makes steps.
     pub fn sync_config(&self) -> SyncConfig {
         self.sync.config(self.compute.device)
     }
 
-    /// Returns the options that change a step, except those that every result holds, under the
-    /// names that a study uses.
+    /// Returns the options that change a step, under the names that a study uses. Omits options
+    /// that every result contains.
     pub fn step_options(&self) -> BTreeMap<String, String> {
         let mut options = BTreeMap::new();
         for (option, value) in super::settings(self) {
@@ -155,8 +156,8 @@ impl BenchConfig {
         options
     }
 
-    /// Returns what must be equal on all ranks, as (option, value); outputs of root are not
-    /// compared.
+    /// Returns the settings that must be equal on all ranks, as (option, value). Outputs of root
+    /// are not compared.
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let mut config = self.clone();
         config.sync.trace = None;
@@ -176,7 +177,7 @@ impl BenchConfig {
 pub struct DoctorConfig {
     /// The data set.
     pub data: DataSection,
-    /// Its training images.
+    /// Options of training images.
     pub train_split: TrainSplitSection,
     /// Device and threads.
     pub compute: ComputeSection,
@@ -190,7 +191,7 @@ impl DoctorConfig {
     /// Resolves the flags of `trainer doctor`.
     ///
     /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
+    /// A [`ConfigError`] that names the option and the remedy.
     pub fn resolve(args: &DoctorArgs) -> Result<Self, ConfigError> {
         if args.data.download == Some(true) {
             return Err(no_effect(
@@ -232,13 +233,13 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
     }))
 }
 
-/// Refuses numbers of ranks that take too long.
+/// Rejects numbers of ranks whose simulation takes too long.
 pub(super) fn simulated_ranks(option: &str, ranks: &[usize]) -> Result<(), ConfigError> {
     let mut ranks = ranks.iter();
     ranks.try_for_each(|ranks| within(option, *ranks, 1..=MAX_SIMULATED).map(drop))
 }
 
-/// Returns the path of a directory that exists or can be made.
+/// Returns the path of a directory that exists or can be created.
 fn directory_name(
     option: &'static str,
     path: Option<&PathBuf>,
@@ -252,7 +253,7 @@ fn directory_name(
     }
 }
 
-/// Returns the path of a file to be written.
+/// Returns the path of a file to write.
 pub(crate) fn file_name(
     option: &'static str,
     path: Option<&PathBuf>,

@@ -12,7 +12,7 @@ use kernels::simd::Isa;
 use serde::{Deserialize, Serialize};
 
 /// Device, number format and threads of a rank. Options that the model's family does not support
-/// are absent.
+/// are `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ComputeSection {
@@ -47,8 +47,8 @@ impl ComputeArgs {
     /// Decides this section for a model of the family on this machine.
     ///
     /// # Errors
-    /// When flags contradict each other or have no effect on such a model, or this program or CPU
-    /// lacks what they name.
+    /// If flags contradict each other or have no effect on such a model, or this program or CPU
+    /// lacks a named feature.
     pub(crate) fn decide_for(self, family: &Family) -> Result<ComputeSection, ConfigError> {
         expect_ranges(&self)?;
         let section = self.decide(family.options)?;
@@ -57,7 +57,7 @@ impl ComputeArgs {
         Ok(section)
     }
 
-    /// Applies the defaults and refuses contradictions. `supported`: options of the model's family.
+    /// Applies the defaults and rejects contradictions. `supported`: options of the model's family.
     pub(super) fn decide(
         mut self,
         supported: &[ModelOption],
@@ -79,7 +79,7 @@ impl ComputeArgs {
         if self.convolution == Some(Convolution::Direct) {
             section.expect_own_kernels("--convolution direct")?;
         }
-        // burn's ndarray has no numbers of 16 bits.
+        // burn's ndarray has no 16-bit numbers.
         if section.dtype() != Activations::F32
             && (section.kernels() != Kernels::Fused || device == DeviceChoice::Ndarray)
         {
@@ -94,7 +94,7 @@ impl ComputeArgs {
 }
 
 impl ComputeSection {
-    /// Refuses `option` where Lockstep's own kernels do not compute the layers.
+    /// Rejects `option` if Lockstep's own kernels do not compute the layers.
     fn expect_own_kernels(&self, option: &'static str) -> Result<(), ConfigError> {
         let device = self.device;
         let kernels = self.kernels();
@@ -111,7 +111,7 @@ impl ComputeSection {
         ))
     }
 
-    /// Refuses a device or instruction set that this program or CPU lacks.
+    /// Rejects a device or instruction set that this program or CPU lacks.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         let built_in = DeviceChoice::built_in();
         if !built_in.contains(&self.device.backend()) {
@@ -140,7 +140,7 @@ impl ComputeSection {
 /// Returns the instruction set that `--cpu` names.
 ///
 /// # Errors
-/// When this CPU lacks it.
+/// If this CPU lacks the instruction set.
 pub(crate) fn instruction_set(cpu: Option<CpuKind>) -> Result<Isa, ConfigError> {
     let cpu = cpu.unwrap_or_default();
     let isa = match cpu {

@@ -1,4 +1,4 @@
-//! The sections `[data]` and `[train-split]`: which images, and how training changes them.
+//! The sections `[data]` and `[train-split]`: the images, and their changes in training.
 //!
 //! In: [`DataArgs`] and [`TrainSplitArgs`]. Out: [`DataSection`] and [`TrainSplitSection`].
 //! Invariant: no file is opened.
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// Default height and width of images, pixels.
 const DEFAULT_SIDE: usize = 32;
-/// Largest image side that is augmented by default: on larger images a crop of four pixels has no
-/// visible effect.
+/// Largest side of images that are augmented by default. On larger images a crop by four pixels has
+/// no visible effect.
 const MAX_AUGMENTED_SIZE: usize = 64;
 /// Largest height and width of images, pixels.
 pub(crate) const MAX_IMAGE_SIDE: usize = 1 << 12;
@@ -32,13 +32,13 @@ pub struct DataSection {
     /// Normalisation that replaces that of the data set.
     #[serde(flatten)]
     pub normalization: Option<NormalizationChoice>,
-    /// Number of images used of the val split and of the test split.
+    /// Number of images used from the val split and from the test split.
     pub limit_test: Option<usize>,
     /// Threads of a rank that prepare batches.
     pub loader_threads: usize,
 }
 
-/// A data set with the options that it takes.
+/// A data set with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "dataset",
@@ -87,7 +87,7 @@ pub struct CifarFiles {
 pub struct ImageFiles {
     /// The folder of the data set.
     pub data_dir: PathBuf,
-    /// The size that the model takes.
+    /// Conversion to the image size of the model.
     #[serde(flatten)]
     pub size: ImageSize,
     /// Treatment of images that cannot be decoded.
@@ -96,13 +96,13 @@ pub struct ImageFiles {
     pub eval_split: Option<String>,
 }
 
-/// The way from image files to the size of the model.
+/// Conversion of image files to the image size of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, rename_all_fields = "kebab-case")]
 pub enum ImageSize {
-    /// Squeezed to a square.
+    /// Resized to a square, without regard to the aspect ratio.
     Square { image_size: usize },
-    /// Read at their own size; cropped.
+    /// Decoded at the size in the file, then cropped.
     Cropped {
         resolution: Resolution,
         eval_resize: usize,
@@ -125,7 +125,7 @@ pub struct TrainSplitSection {
     pub synthetic_train: Option<usize>,
     pub limit_train: Option<usize>,
     pub val_fraction: Option<f64>,
-    /// Absent for the default, a shuffled order.
+    /// `None` for the default, a shuffled order.
     pub sampler: Option<SamplerKind>,
     pub augment: AugmentKind,
     /// Present with `--augment resized-crop`.
@@ -151,7 +151,7 @@ impl DataArgs {
         Ok((data, split))
     }
 
-    /// Applies the defaults and refuses contradictions.
+    /// Applies the defaults and rejects contradictions.
     pub(super) fn decide(mut self) -> Result<DataSection, ConfigError> {
         let kind = *self.dataset.get_or_insert(DatasetKind::Shapes);
         let folder = match kind {
@@ -230,7 +230,7 @@ impl DataArgs {
 }
 
 impl DataSection {
-    /// Refuses features that this program was built without.
+    /// Rejects features that this program was built without.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         match &self.dataset {
             DatasetChoice::Cifar10(files) | DatasetChoice::Cifar100(files)
@@ -251,7 +251,7 @@ impl DataSection {
         }
     }
 
-    /// Returns the encoded images of any size, if the data set has such.
+    /// Returns the settings of encoded images of any size, if the data set has such images.
     pub fn image_files(&self) -> Option<&ImageFiles> {
         match &self.dataset {
             DatasetChoice::ImageFolder(files)
@@ -294,7 +294,7 @@ impl DataSection {
         self.image_files()?.eval_split.as_deref()
     }
 
-    /// Returns height and width of images that have a fixed size, pixels.
+    /// Returns the height and width of images with a fixed size, pixels.
     pub(super) fn image_size(&self) -> usize {
         match (&self.dataset, self.image_files()) {
             (DatasetChoice::Synthetic { image_size, .. }, _) => *image_size,
@@ -311,11 +311,11 @@ impl DataSection {
 }
 
 impl TrainSplitArgs {
-    /// Applies the defaults for a data set and refuses contradictions.
+    /// Applies the defaults for a data set and rejects contradictions.
     pub(super) fn decide(mut self, data: &DataSection) -> Result<TrainSplitSection, ConfigError> {
         let kind = data.dataset.kind();
         let resolution = data.resolution();
-        // Shapes are drawn with a random pose already, and random pixels have no pose.
+        // Shapes already have a random pose, and random pixels have no pose.
         let crops =
             kind.is_cifar() || (kind.is_of_files() && data.image_size() <= MAX_AUGMENTED_SIZE);
         let augment = self.augment.get_or_insert(match resolution {
@@ -351,7 +351,7 @@ impl TrainSplitArgs {
 }
 
 impl TrainSplitSection {
-    /// Returns the number of training images made in memory; 0 for a data set of files.
+    /// Returns the number of training images generated in memory; 0 for a data set of files.
     pub fn num_made(&self) -> usize {
         self.shapes_train.or(self.synthetic_train).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Error of a configuration: the option, the problem and the remedy.
+//! Error in a configuration: the option, the problem and the remedy.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use thiserror::Error;
 #[error("{0}")]
 pub struct ConfigError(pub(crate) String);
 
-/// Refuses a value outside of its range.
+/// Returns the error for a value outside its range.
 pub fn invalid(option: impl Display, expected: impl Display, got: impl Display) -> ConfigError {
     ConfigError(format!("{option}: expected {expected}, got {got}"))
 }
@@ -27,7 +27,7 @@ pub(super) fn within(
     Err(invalid(option, expected, value))
 }
 
-/// Refuses two options that contradict each other.
+/// Returns the error for two options that contradict each other.
 pub(super) fn conflict(
     option: impl Display,
     other: impl Display,
@@ -36,7 +36,7 @@ pub(super) fn conflict(
     ConfigError(format!("{option} contradicts {other}: {remedy}"))
 }
 
-/// Refuses a gap.
+/// Returns the error for a missing option.
 pub(super) fn missing(
     option: impl Display,
     because: impl Display,
@@ -45,7 +45,7 @@ pub(super) fn missing(
     ConfigError(format!("{option} is missing: {because}; {remedy}"))
 }
 
-/// Refuses an option that would change nothing; `because` begins with "with" or "without".
+/// Returns the error for an option without effect; `because` begins with "with" or "without".
 pub(super) fn no_effect(
     option: impl Display,
     because: impl Display,

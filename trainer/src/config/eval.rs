@@ -1,7 +1,7 @@
 //! The configuration of `eval`.
 //!
-//! In: its flags, and the configuration a checkpoint was trained with. Out: decided values.
-//! Invariant: as in [`super`], an option without effect is refused.
+//! In: its flags, and the configuration in a checkpoint. Out: decided values.
+//! Invariant: as in [`super`], an option without effect is rejected.
 
 use super::compute::ComputeSection;
 use super::data::{DataSection, DatasetChoice, TrainSplitSection};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Largest memory for images drawn because a checkpoint asks for them: the file is not trusted.
+/// Largest memory for images drawn at the request of a checkpoint, because the file is not trusted.
 const MAX_DRAWN_BYTES: usize = 4 << 30;
 
 /// Source of the parameters.
@@ -35,7 +35,7 @@ pub struct EvalConfig {
     pub batch_size_per_rank: usize,
     /// True if labels are compared by position.
     pub allow_changed_classes: bool,
-    /// The split of `--split`.
+    /// Split that `--split` names.
     pub split: Option<Split>,
     /// Longest wait for another rank, seconds.
     timeout: u64,
@@ -45,13 +45,13 @@ pub struct EvalConfig {
     pub data: DataSection,
     /// Device and threads.
     pub compute: ComputeSection,
-    /// Options of the training images that decide the evaluated split.
+    /// Options of the training images that determine the evaluated split.
     #[serde(skip)]
     pub train_split: TrainSplitSection,
-    /// Seed of the run, by which `--val-fraction` chose.
+    /// Seed of the run, with which `--val-fraction` selected images.
     #[serde(skip)]
     pub seed: u64,
-    /// The split to measure: the first of these that exists and has labels.
+    /// Candidates for the split to measure, which is the first one that exists and has labels.
     #[serde(skip)]
     pub candidates: Vec<String>,
     /// The parameters.
@@ -71,7 +71,7 @@ impl EvalConfig {
     /// Decides the evaluation. `trained` is the configuration in the checkpoint of `--checkpoint`.
     ///
     /// # Errors
-    /// A [`ConfigError`] naming the option and the remedy.
+    /// A [`ConfigError`] that names the option and the remedy.
     ///
     /// # Panics
     /// If `--checkpoint` was given without `trained`.
@@ -122,10 +122,10 @@ impl EvalConfig {
         })
     }
 
-    /// Returns the source of the parameters; known before a checkpoint is read.
+    /// Returns the source of the parameters, without reading a checkpoint.
     ///
     /// # Errors
-    /// When there is no source, or two.
+    /// If there is no source, or there are two.
     pub fn weights(args: &EvalArgs) -> Result<WeightSource, ConfigError> {
         match (&args.weights, &args.checkpoint) {
             (Some(_), Some(_)) => Err(conflict("--weights", "--checkpoint", "give one of them")),
@@ -142,7 +142,7 @@ impl EvalConfig {
     /// Returns what must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let mut config = self.clone();
-        // Each machine has its own folder, whose name need not be UTF-8.
+        // Each machine has its own folder, and its name need not be UTF-8.
         if let Some(folder) = config.data.folder_mut() {
             folder.clear();
         }
@@ -156,7 +156,7 @@ impl EvalConfig {
     }
 }
 
-/// Returns the network that the flags name: a weights file does not.
+/// Returns the network that the flags name, because a weights file does not name it.
 fn model_of_flags(args: &EvalArgs, family: &Family) -> Result<ModelSection, ConfigError> {
     if args.allow_changed_classes {
         let because = "with --weights, a file without class names";
@@ -192,7 +192,7 @@ fn data_of_flags(args: &EvalArgs) -> Result<(DataSection, TrainSplitSection), Co
     args.data.clone().decide_with(TrainSplitArgs::default())
 }
 
-/// Returns the data of a trained run, flags winning.
+/// Returns the data section of a trained run, overridden by flags.
 fn data_like(
     trained: &TrainConfig,
     args: &EvalArgs,
@@ -206,7 +206,7 @@ fn data_like(
         // Drawn data sets have a test split.
         Some(Split::Test) | None => false,
     };
-    // One training image is drawn where none is measured, as no split is empty.
+    // Draw one training image if none is measured, because no split may be empty.
     let drawn = |number: Option<usize>| if needs_train { number } else { Some(1) };
     let (data, split) = data.decide_with(TrainSplitArgs {
         shapes_train: drawn(train_split.shapes_train),

@@ -1,9 +1,10 @@
 //! The facts of a model family for the configuration: its name, its flags by key, and the general
 //! options that it supports.
 //!
-//! In: the flags of a model as typed or saved. Out: the same, filled and checked by the family.
-//! Invariant: an option that would change nothing about a model is refused; a saved section names
-//! its family, but for residual networks.
+//! In: the flags of a model as typed or saved. Out: the same flags, filled and checked by the
+//! family.
+//! Invariant: an option without effect on a model is rejected. A saved section names its family,
+//! except for residual networks.
 
 use super::error::{ConfigError, invalid, no_effect};
 use super::file;
@@ -22,15 +23,15 @@ use toml::{Table, Value};
 /// The key of a saved section that names its family.
 const FAMILY: &str = "family";
 
-/// Fills and checks the flags of a model; its name, too.
+/// Function that fills and checks the flags of a model, and returns the model's name.
 type Decide = fn(Table) -> Result<(Table, String), ConfigError>;
 
-/// A model family as a value, so that no configuration is generic.
+/// A model family as a value, so that configurations are not generic.
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
-    /// In checkpoints.
+    /// Name in checkpoints.
     pub(crate) name: &'static str,
-    /// The general options that it supports.
+    /// General options that the family supports.
     pub(crate) options: &'static [ModelOption],
     pub(crate) decide: Decide,
 }
@@ -43,11 +44,11 @@ impl Family {
         decide: |flags| decided(flags, ModelArgs::fill, ModelArgs::name),
     };
 
-    /// Refuses flags `A` of a family of which a general one has the name: it would take their
-    /// values. clap itself looks only where debug assertions are on.
+    /// Rejects flags `A` of a family if one has the name of a general flag, because it would take
+    /// the general flag's values. clap itself checks this only with debug assertions.
     ///
     /// # Errors
-    /// The first such flag.
+    /// An error that names the first such flag.
     pub(crate) fn expect_own_names<A: Args>() -> Result<(), ConfigError> {
         let commands = [
             TrainArgs::augment_args,
@@ -73,7 +74,7 @@ impl Family {
         self.name == Self::RESNET.name
     }
 
-    /// Applies the defaults to `section` and refuses unknown flags. Returns the name of the model
+    /// Applies the defaults to `section` and rejects unknown flags. Returns the name of the model
     /// for run directories and reports.
     pub(super) fn decide(&self, section: &mut ModelSection) -> Result<String, ConfigError> {
         if let Some(Value::String(family)) = section.0.remove(FAMILY) {
@@ -88,7 +89,7 @@ impl Family {
         Ok(name)
     }
 
-    /// Refuses a model of another family; `source` is the option that names it.
+    /// Rejects a model of another family; `source` is the option that names the model.
     pub(super) fn expect(&self, source: &'static str, family: &str) -> Result<(), ConfigError> {
         if family == self.name {
             return Ok(());
@@ -100,7 +101,7 @@ impl Family {
         ))
     }
 
-    /// Refuses the first general option that was `typed` and that this family does not support.
+    /// Rejects the first general option that was `typed` and that this family does not support.
     pub(super) fn expect_effect(
         &self,
         typed: &impl Serialize,
@@ -122,7 +123,7 @@ impl Family {
     }
 }
 
-/// Flags as they are typed, then the fields that they fill.
+/// Returns the flags as typed, then the names of their fields.
 fn names(add: fn(Command) -> Command) -> Vec<String> {
     let command = add(Command::new("flags"));
     let flags = command
@@ -148,7 +149,7 @@ pub(crate) fn decided<A: Serialize + DeserializeOwned>(
     Ok((file::table(&args)?, name(&args)))
 }
 
-/// Refuses a name that no directory can have.
+/// Rejects a name that a directory cannot have.
 fn expect_plain(name: &str) -> Result<(), ConfigError> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_plain) {
@@ -165,7 +166,7 @@ impl ModelSection {
     /// Reads the flags as the type of their family.
     ///
     /// # Errors
-    /// When they are of another family.
+    /// If the flags belong to another family.
     pub fn read<A: DeserializeOwned>(&self) -> Result<A, ConfigError> {
         let flags = self.0.iter().filter(|(key, _)| *key != FAMILY);
         let flags: Table = flags
@@ -183,7 +184,7 @@ impl ModelSection {
             .unwrap_or(Family::RESNET.name)
     }
 
-    /// Returns a given flag.
+    /// Returns one of the given flags.
     pub(super) fn first_flag(&self) -> Option<String> {
         self.0.keys().next().map(|key| format!("--{key}"))
     }
@@ -205,7 +206,7 @@ impl<A: Args + Serialize, C: TakesModel> WithModel<A, C> {
 mod tests {
     use super::*;
 
-    /// Flags of a family, a word of `train`, of `eval` and of `bench` among them.
+    /// Flags of a family. Some have the name of a flag of `train`, `eval` or `bench`.
     macro_rules! flags {
         ($name:ident, $field:ident, $long:literal) => {
             #[derive(Args)]

@@ -1,8 +1,8 @@
-//! A run's options in a TOML file, and flags laid over them.
+//! A run's options in a TOML file, overridden by flags.
 //!
-//! In: TOML text, flags. Out: one [`TrainArgs`]. Invariant: a flag wins; where a flag changes a
-//! choice, the file's options that only served the old choice go with it, so that the flag can win
-//! at all.
+//! In: TOML text, flags. Out: one [`TrainArgs`].
+//! Invariant: a flag overrides the file. If a flag changes a choice, options of the file that only
+//! apply to the old choice are dropped.
 
 use super::error::ConfigError;
 use super::options::{DEPENDENT, Dependent, get};
@@ -15,7 +15,8 @@ use std::fs;
 use std::path::Path;
 use toml::{Table, Value};
 
-/// Options of files that say nothing of others of the same kind.
+/// Options about the files of one data set, which do not apply to another data set of the same
+/// kind.
 const OF_ONE_PLACE: [&str; 2] = ["data-dir", "on-bad-image"];
 
 /// Reads the options of a file.
@@ -27,7 +28,7 @@ pub(super) fn read(path: &Path) -> Result<TrainArgs, ConfigError> {
         ))
     })?;
     if text.trim().is_empty() {
-        // As a full disk leaves it: not the options of any run.
+        // A full disk leaves an empty file, which holds no options of a run.
         let problem = "expected options, got an empty file; write one with `trainer config --output-dir DIR > FILE`";
         return Err(syntax(origin, problem));
     }
@@ -39,7 +40,7 @@ pub(super) fn parse(text: &str, origin: impl Display) -> Result<TrainArgs, Confi
     toml::from_str(text).map_err(|error| syntax(origin, error))
 }
 
-/// Refuses what is no TOML, or has unknown keys or values.
+/// Returns the error for a text that is not TOML, or has unknown keys or values.
 pub(super) fn syntax(origin: impl Display, problem: impl Display) -> ConfigError {
     let problem = problem.to_string();
     ConfigError(format!(
@@ -48,8 +49,8 @@ pub(super) fn syntax(origin: impl Display, problem: impl Display) -> ConfigError
     ))
 }
 
-/// Returns options by section and key. Refuses what TOML cannot hold: numbers from 2^63 on, since
-/// its integers are signed, and paths that are not UTF-8.
+/// Returns options by section and key. Rejects values that TOML cannot hold: numbers from 2^63 on,
+/// since its integers are signed, and paths that are not UTF-8.
 pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
     Table::try_from(flags).map_err(|error| {
         let most = i64::MAX;
@@ -58,7 +59,7 @@ pub(super) fn table(flags: &impl Serialize) -> Result<Table, ConfigError> {
     })
 }
 
-/// Reads filled flags, or options by section and key, as `T`.
+/// Converts filled flags, or options by section and key, to `T`.
 pub(super) fn section<T: DeserializeOwned>(flags: &impl Serialize) -> Result<T, ConfigError> {
     let read = table(flags)?.try_into();
     read.map_err(|error: toml::de::Error| syntax("options", error))
@@ -73,7 +74,7 @@ pub(super) fn remove(table: &mut Table, names: &[&str]) {
     }
 }
 
-/// Returns the flags laid over the options of a file.
+/// Returns the options of a file, overridden by the flags.
 pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, ConfigError> {
     let mut args: TrainArgs = laid_over(file, flags)?;
     args.resume = flags.resume;
@@ -81,7 +82,7 @@ pub(super) fn merged(file: &TrainArgs, flags: &TrainArgs) -> Result<TrainArgs, C
     Ok(args)
 }
 
-/// Reads `flags` laid over `below` as `T`; both have the same sections.
+/// Returns `below`, overridden by `flags`, as `T`. Both have the same sections.
 pub(super) fn laid_over<T: DeserializeOwned>(
     below: &impl Serialize,
     flags: &impl Serialize,
@@ -91,11 +92,11 @@ pub(super) fn laid_over<T: DeserializeOwned>(
     let kinds = [&below, &flags].map(|table| {
         get(table, "dataset").and_then(|kind| kind.clone().try_into::<DatasetKind>().ok())
     });
-    // Files of any size are looked at alike wherever they lie.
+    // Data sets of files of any size share their options, in whatever form the files are stored.
     let is_alike = kinds
         .iter()
         .all(|kind| kind.is_some_and(DatasetKind::is_of_files));
-    // Only the family knows how flags of a custom model depend on each other.
+    // Only the family knows the dependencies between flags of a custom model.
     let is_custom = get(&below, "family").is_some();
     let changes = |choice: &str| {
         let typed = get(&flags, choice);

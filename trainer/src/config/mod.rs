@@ -1,9 +1,9 @@
-//! The configuration of a command: flags as typed ([`cli`]), and what they were decided to mean.
+//! The configuration of a command: flags as typed ([`cli`]), and the values decided from them.
 //!
-//! In: flags, a TOML file and the world size. Out: [`TrainConfig`] and its like.
-//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly; an
-//! option without effect is an error; [`TrainConfig::to_toml`] prints what resolves to the same
-//! configuration.
+//! In: flags, a TOML file and the world size. Out: [`TrainConfig`] and similar types.
+//! Invariant: `global_batch_size = micro_batch_size * grad_accum_steps * num_workers`, exactly. An
+//! option without effect is an error. [`TrainConfig::to_toml`] prints options that resolve to the
+//! same configuration.
 
 #![allow(
     missing_docs,
@@ -76,19 +76,18 @@ use std::path::Path;
 
 /// The configuration of a training run: its sections, which are printed, compared and saved.
 ///
-/// `Deserialize` is for what this program wrote into a checkpoint: it does not look at this
-/// machine.
+/// `Deserialize` reads what this program wrote into a checkpoint, without regard to this machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "saved::SavedFlags", into = "saved::SavedSections")]
 pub struct TrainConfig {
     sections: Sections,
-    /// True if this start resumes a run.
+    /// True if this session resumes a run.
     pub resume: bool,
-    /// For run directories and reports.
+    /// Name for run directories and reports.
     model_name: String,
-    /// The options that the model's family supports.
+    /// Options that the model's family supports.
     supported: Vec<ModelOption>,
-    /// All ranks, including those that only serve.
+    /// Number of all ranks, including ranks that only serve.
     world_size: usize,
 }
 
@@ -101,7 +100,7 @@ impl Deref for TrainConfig {
 }
 
 impl TrainConfig {
-    /// Decides the configuration of a residual network.
+    /// Resolves the configuration of a residual network.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config`
@@ -110,10 +109,10 @@ impl TrainConfig {
         Self::resolve_for(&Family::RESNET, args, world_size)
     }
 
-    /// As [`resolve`](Self::resolve), for a model of this family.
+    /// Does the same as [`resolve`](Self::resolve) for a model of this family.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve); also for an option that the family does not support.
+    /// Same as [`resolve`](Self::resolve); also for an option that the family does not support.
     pub fn resolve_for(
         family: &Family,
         args: &TrainArgs,
@@ -129,11 +128,12 @@ impl TrainConfig {
         Self::decide(args, family, world_size)
     }
 
-    /// As [`resolve_for`](Self::resolve_for), with the options of an earlier session, as
-    /// [`to_toml`](Self::to_toml) printed them, in place of the file of `--config`; flags win.
+    /// Does the same as [`resolve_for`](Self::resolve_for), with the options of an earlier session
+    /// instead of the file of `--config`. [`to_toml`](Self::to_toml) printed these options; flags
+    /// override them.
     ///
     /// # Errors
-    /// As [`resolve_for`](Self::resolve_for).
+    /// Same as [`resolve_for`](Self::resolve_for).
     pub fn resolve_over(
         saved: &str,
         family: &Family,
@@ -147,10 +147,10 @@ impl TrainConfig {
         Self::decide(file::merged(&saved, args)?, family, world_size)
     }
 
-    /// Returns the configuration that [`to_toml`](Self::to_toml) printed.
+    /// Resolves the configuration that [`to_toml`](Self::to_toml) printed.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve).
+    /// Same as [`resolve`](Self::resolve).
     pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
         let args = file::parse(text, "the TOML text")?;
         Self::decide(args, &Family::RESNET, world_size)
@@ -184,7 +184,7 @@ impl TrainConfig {
             .expect("sections have the keys of flags")
     }
 
-    /// Returns this configuration for a run in `directory`, its other paths absolute.
+    /// Returns this configuration for a run in `directory`, with all other paths absolute.
     pub(crate) fn in_directory(self, directory: &Path) -> Self {
         let mut config = self.with_absolute_paths();
         config.sections.run.name = None;
@@ -206,7 +206,7 @@ impl TrainConfig {
         self
     }
 
-    /// Returns this configuration with the options that count only at the first start as in
+    /// Returns this configuration, with the options that apply only at the first start taken from
     /// `before`.
     pub(crate) fn begun_as(mut self, before: &Self) -> Self {
         let run = &mut self.sections.run;
@@ -216,7 +216,7 @@ impl TrainConfig {
         self
     }
 
-    /// Returns a sentence for each option that differs from `before` and counts only at the first
+    /// Returns a sentence for each option that differs from `before` and applies only at the first
     /// start.
     pub(crate) fn without_effect_on(&self, before: &Self) -> Vec<String> {
         let now = self.clone().with_absolute_paths();
@@ -256,7 +256,7 @@ impl TrainConfig {
     /// Returns the flags of a model that this family builds.
     ///
     /// # Errors
-    /// When the run was of another family.
+    /// If the run belongs to another family.
     pub fn model_of(&self, family: &Family) -> Result<ModelSection, ConfigError> {
         family.expect("--checkpoint", self.model.family())?;
         let mut model = self.model.clone();
@@ -264,8 +264,8 @@ impl TrainConfig {
         Ok(model)
     }
 
-    /// Returns the name of the run: that of `--name`, or model, data set, changed options and seed,
-    /// such as `resnet20-shapes-adamw-lr0.003-seed0`.
+    /// Returns the name of the run: the value of `--name`, or model, data set, changed options and
+    /// seed, such as `resnet20-shapes-adamw-lr0.003-seed0`.
     pub fn run_name(&self) -> String {
         if let Some(name) = &self.run.name {
             return name.clone();
@@ -280,12 +280,12 @@ impl TrainConfig {
         parts.join("-")
     }
 
-    /// Returns the number of ranks that train.
+    /// Returns the number of training ranks.
     pub fn num_workers(&self) -> usize {
         self.sync.method.num_workers(self.world_size)
     }
 
-    /// Returns the samples of one rank's forward pass.
+    /// Returns the number of samples of one rank's forward pass.
     pub fn micro_batch_size(&self) -> usize {
         let parts = self.batch.parts(&self.sync.method, self.num_workers());
         self.batch.global_batch_size / parts
@@ -297,13 +297,14 @@ impl TrainConfig {
             .peak_learning_rate(self.batch.global_batch_size)
     }
 
-    /// Returns the synchronisation as the code that makes steps takes it.
+    /// Returns the synchronisation in the form for code that makes steps.
     pub fn sync_config(&self) -> SyncConfig {
         self.sync.config(self.compute.device)
     }
 
-    /// Returns the SHA-256, in hexadecimal, of what must be equal on all ranks: version, world
-    /// size, `--resume` and all options but the paths, threads and device of the machine.
+    /// Returns the SHA-256, in hexadecimal, of the settings that must be equal on all ranks:
+    /// version, world size, `--resume`, and all options except the machine's paths, threads and
+    /// device.
     pub fn hash(&self) -> String {
         let mut digest = Sha256::new();
         digest.update(format!(
@@ -322,9 +323,9 @@ impl TrainConfig {
             .collect()
     }
 
-    /// Returns the options that keep this run from continuing one with the configuration `before`,
-    /// because they change the course of the parameters. Another length counts only if the schedule
-    /// changes with it and `--schedule-epochs` is absent.
+    /// Returns the options that keep this run from continuing a run with the configuration
+    /// `before`, because they change the course of the parameters. Another number of epochs counts
+    /// only if it changes the schedule and `--schedule-epochs` is absent.
     pub fn differences(&self, before: &Self) -> Vec<ConfigDifference> {
         let old: BTreeMap<String, String> = before.settings().into_iter().collect();
         let new: BTreeMap<String, String> = self.settings().into_iter().collect();
@@ -365,7 +366,7 @@ impl TrainConfig {
         settings(&self.sections)
     }
 
-    /// Returns what must be equal on all ranks, as (option, value).
+    /// Returns the settings that must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let mut settings = shared_settings(&self.sections);
         settings.push(("--resume".to_owned(), self.resume.to_string()));
@@ -374,7 +375,8 @@ impl TrainConfig {
     }
 }
 
-/// Returns all options as (`section.key`, value), sorted; those of no section as (`--key`, value).
+/// Returns all options as (`section.key`, value), sorted. Options without a section are (`--key`,
+/// value).
 fn settings(args: &impl Serialize) -> Vec<(String, String)> {
     let table = toml::Table::try_from(args).expect("options are plain values, which TOML has");
     let mut settings = Vec::new();
@@ -392,15 +394,15 @@ fn settings(args: &impl Serialize) -> Vec<(String, String)> {
     settings
 }
 
-/// Returns the options that must be equal on all ranks: all but the paths, threads and device of
-/// the machine.
+/// Returns the options that must be equal on all ranks: all except the machine's paths, threads and
+/// device.
 fn shared_settings(args: &impl Serialize) -> Vec<(String, String)> {
     let mut settings = settings(args);
     settings.retain(|(key, _)| !options::is_of_rank(key));
     settings
 }
 
-/// Implements `kind` of choices that own their options.
+/// Implements `kind` for choices that contain their options.
 macro_rules! kinds {
     ($($choice:ident => $kind:ident { $($variant:ident),+ })+) => {$(
         impl $choice {

@@ -4,7 +4,7 @@ use super::error::{ConfigError, conflict, invalid, missing};
 use crate::config::cli::ModelArgs;
 use burn_resnet::{ResNetConfig, Shortcut};
 
-/// Weighted layers of the deepest network; the deepest published has 1,202.
+/// Weighted layers of the deepest accepted network; the deepest published network has 1,202.
 const MAX_LAYERS: usize = 10_000;
 
 impl ModelArgs {
@@ -18,10 +18,10 @@ impl ModelArgs {
         }
     }
 
-    /// Applies the defaults and refuses contradictions; the name implies the depth.
+    /// Applies the defaults and rejects contradictions. The name implies the depth.
     ///
     /// # Errors
-    /// When the flags contradict each other, or there is no such network.
+    /// If the flags contradict each other, or there is no such network.
     pub(crate) fn fill(&mut self) -> Result<(), ConfigError> {
         let network = self.network()?;
         if network.depth() > MAX_LAYERS {
@@ -42,10 +42,10 @@ impl ModelArgs {
         Ok(())
     }
 
-    /// Returns the network that these flags name, without what only the data determine.
+    /// Returns the network that these flags name, without the values that depend on the data.
     ///
     /// # Errors
-    /// When the flags contradict each other, or there is no such network.
+    /// If the flags contradict each other, or there is no such network.
     pub fn network(&self) -> Result<ResNetConfig, ConfigError> {
         let network = match (self.model.as_deref(), self.depth) {
             (Some("resnet"), None) => {

@@ -1,9 +1,8 @@
 //! Options in the name of a run.
 //!
-//! In: decided flags. Out: a short word for each option that runs are commonly compared by and that
-//! is not the default.
-//! Invariant: options that may change when a run is resumed, and options of the machine, are no
-//! part of a name.
+//! In: decided flags. Out: a short word for each changed option that commonly distinguishes runs.
+//! Invariant: options that may change on resume, and options of the machine, are not part of a
+//! name.
 
 use super::choices::ModelOption;
 use super::error::ConfigError;
@@ -11,7 +10,7 @@ use super::resolve::Sections;
 use super::{file, options};
 use toml::Value;
 
-/// The options in the order of the name, and a prefix of their values.
+/// Options in the order of the name, each with a prefix of its value.
 const NAMED: [(&str, &str); 8] = [
     ("augment", ""),
     ("global-batch-size", "bs"),
@@ -23,8 +22,8 @@ const NAMED: [(&str, &str); 8] = [
     ("dtype", ""),
 ];
 
-/// Returns words for the options that are not what they are by default, the other options being as
-/// they are.
+/// Returns words for the options that differ from their defaults, where each default depends on the
+/// other options.
 pub(super) fn changes(
     sections: &Sections,
     supported: &[ModelOption],
@@ -38,7 +37,7 @@ pub(super) fn changes(
         };
         let mut cleared = decided.clone();
         file::remove(&mut cleared, &[name]);
-        // Without the option the others may contradict each other: then they were chosen for it.
+        // If the other options contradict each other without this option, they were chosen for it.
         let default = file::section(&cleared)
             .and_then(|args| Sections::decide(args, supported, world_size))
             .and_then(|sections| file::table(&sections));
@@ -55,7 +54,7 @@ pub(super) fn changes(
     Ok(words)
 }
 
-/// `value` with letters that are plain in the name of a file.
+/// Returns `value` with all letters replaced that are special in file names.
 fn word(value: &str) -> String {
     let plain = |letter: char| {
         if letter.is_ascii_alphanumeric() || letter == '.' {

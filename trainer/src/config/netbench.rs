@@ -1,7 +1,7 @@
 //! The configuration of `netbench`, and measured networks.
 //!
-//! In: its flags; a file of an earlier measurement. Out: plain values. Invariant: sizes ascend and
-//! differ.
+//! In: its flags; the file of an earlier measurement. Out: plain values. Invariant: sizes ascend
+//! without duplicates.
 
 use super::error::{ConfigError, invalid, no_effect, within};
 use super::options::in_range;
@@ -35,7 +35,7 @@ impl NetbenchConfig {
     /// Resolves the flags.
     ///
     /// # Errors
-    /// A [`ConfigError`] with the option and the remedy.
+    /// A [`ConfigError`] that names the option and the remedy.
     pub fn resolve(args: &NetbenchArgs, world_size: usize) -> Result<Self, ConfigError> {
         let expected = format!("above 0 and at most {MOST_SECONDS}");
         let seconds = args.seconds_per_point.unwrap_or(1.0);
@@ -124,7 +124,7 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected 1 to 1GiB, such as 4096, 64KiB or 16MiB".to_owned())
 }
 
-/// Returns whether the text of `--simulate-network` names a file of `trainer netbench`.
+/// Returns true if the text of `--simulate-network` names a file of `trainer netbench`.
 pub(super) fn names_a_measurement(text: &str) -> bool {
     text.trim().to_ascii_lowercase().ends_with(".json")
 }

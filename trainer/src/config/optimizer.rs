@@ -1,4 +1,4 @@
-//! The section `[optimizer]`: optimizer, loss, and what else changes an update.
+//! The section `[optimizer]`: optimizer, loss, and other options that change an update.
 
 use super::error::{ConfigError, conflict};
 use super::file;
@@ -8,7 +8,7 @@ use crate::config::choices::{
 use crate::config::cli::OptimizerArgs;
 use serde::{Deserialize, Serialize};
 
-/// Optimizer, loss, and what else changes an update.
+/// Optimizer, loss, and other options that change an update.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct OptimizerSection {
@@ -28,7 +28,7 @@ pub struct OptimizerSection {
     pub loss_scale: LossScaling,
 }
 
-/// An optimizer with the options that it takes.
+/// An optimizer with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "optimizer",
@@ -43,18 +43,18 @@ pub enum OptimizerChoice {
     Adamw(AdamConfig),
     /// Descent with momentum, its step scaled for each tensor (You et al. 2017, 1708.03888).
     ///
-    /// As timm's `Lars`: the learning rate is outside the velocity, an undefined ratio is 1,
-    /// parameters without decay have no ratio. Unlike there, weights have the ratio even if the
-    /// decay is 0, and no epsilon is added to norms.
+    /// Same as timm's `Lars`: the learning rate is outside the velocity, an undefined ratio is 1,
+    /// and parameters without decay have no ratio. Unlike in timm, weights have a ratio even if the
+    /// decay is 0, and norms get no epsilon.
     Lars {
         #[serde(flatten)]
         sgd: SgdConfig,
-        /// Share of a tensor's norm by which a step at learning rate 1 moves it.
+        /// Share of a tensor's norm by which a step at learning rate 1 moves the tensor.
         trust_coefficient: f64,
     },
     /// Adam's direction, its step scaled for each tensor (You et al. 2020, 1904.00962).
     ///
-    /// As timm's `Lamb` without clipping: moments are corrected for their start at zero, an
+    /// Same as timm's `Lamb` without clipping: moments are corrected for their start at zero, an
     /// undefined ratio is 1, and parameters without decay have no ratio. Unlike in timm, weights
     /// have a ratio even if the decay is 0.
     Lamb(AdamConfig),
@@ -71,12 +71,12 @@ pub enum OptimizerChoice {
 pub struct SgdConfig {
     /// Decay of the velocity, in `[0, 1)`.
     pub momentum: f64,
-    /// Look ahead along the velocity (Nesterov).
+    /// True for Nesterov momentum, which looks ahead along the velocity.
     pub nesterov: bool,
     /// L2 penalty added to the gradient.
     pub weight_decay: f64,
     /// True if parameters of one axis (norm scales and shifts, biases) decay: true in He et al.,
-    /// false in Goyal et al. Absent where nothing decays and no step is scaled.
+    /// false in Goyal et al. `None` if nothing decays and no step is scaled.
     pub decay_norm_and_bias: Option<bool>,
 }
 
@@ -88,15 +88,15 @@ pub struct AdamConfig {
     pub beta1: f64,
     /// Decay of the second moment, in `[0, 1)`.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Term added to the root of the second moment.
     pub epsilon: f64,
     /// Share of a parameter that a step at learning rate 1 subtracts.
     pub weight_decay: f64,
-    /// As in [`SgdConfig`].
+    /// Same as in [`SgdConfig`].
     pub decay_norm_and_bias: Option<bool>,
 }
 
-/// A loss with the options that it takes.
+/// A loss with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "loss",
@@ -114,7 +114,7 @@ pub enum LossChoice {
 }
 
 impl OptimizerArgs {
-    /// Applies the defaults for activations of `dtype` and refuses contradictions.
+    /// Applies the defaults for activations of `dtype` and rejects contradictions.
     pub(super) fn decide(mut self, dtype: Activations) -> Result<OptimizerSection, ConfigError> {
         if self.clip_grad_value.is_some() && self.clip_grad_norm.is_some() {
             return Err(conflict(
@@ -130,7 +130,7 @@ impl OptimizerArgs {
             OptimizerKind::Adamw | OptimizerKind::Custom => (1e-3, 1e-8, 0.01),
             OptimizerKind::Lamb => (1e-3, 1e-6, 0.01),
         };
-        // These two scale the step of each tensor.
+        // LARS and LAMB scale the step of each tensor.
         let adapts = matches!(kind, OptimizerKind::Lars | OptimizerKind::Lamb);
         self.learning_rate.get_or_insert(learning_rate);
         let is_scaled = *self.scale_learning_rate.get_or_insert(false);
@@ -162,8 +162,8 @@ impl OptimizerArgs {
 }
 
 impl OptimizerSection {
-    /// Returns the learning rate after warmup: with `--scale-learning-rate` it grows with the
-    /// global batch size (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
+    /// Returns the learning rate after warmup. With `--scale-learning-rate`, the rate grows with
+    /// the global batch size (linear scaling rule, Goyal et al. 2017, 1706.02677, section 2.1).
     pub(super) fn peak_learning_rate(&self, global_batch_size: usize) -> f64 {
         match self.reference_batch_size {
             None => self.learning_rate,

@@ -1,7 +1,7 @@
-//! The facts of the options of `train` besides their flags.
+//! The ranges and dependencies of the options of `train`.
 //!
-//! In: the name of a flag, which is its key in a TOML file. Out: its range, the options on which it
-//! depends, and refusals.
+//! In: the name of a flag, which is also its key in a TOML file. Out: its range, the options on
+//! which it depends, and errors.
 //! Invariant: every name here is a flag (tested).
 
 use super::error::{ConfigError, invalid, no_effect};
@@ -12,18 +12,18 @@ use serde::Serialize;
 use std::ops::RangeInclusive;
 use toml::{Table, Value};
 
-/// Options that may differ between ranks, since each machine has its own disk, CPUs and GPUs.
+/// Options that may differ between ranks, because each machine has its own disk, CPUs and GPUs.
 #[rustfmt::skip]
 const OF_RANK: &[&str] = &[
     "data-dir", "download", "loader-threads", "update", "trace", "weights", "name", "output-dir", "tensorboard",
     "tensorboard-every", "device", "input", "recompute", "cpu", "threads",
 ];
 
-/// Other options that may change when a run is resumed. They do not move the parameters, or only in
-/// the order of roundings, or a warning reports the change. A longer schedule is checked separately.
+/// Other options that may change when a run is resumed. They change no parameters, or only the
+/// order of roundings, or a warning reports the change. A longer schedule is checked separately.
 #[rustfmt::skip]
 const FREE: &[&str] = &[
-    // The images that are left are compared as other data are.
+    // The comparison of data covers the images that remain.
     "on-bad-image",
     "grad-accum-steps", "overlap", "bucket-mib", "servers", "server-placement", "timeout", "epochs", "schedule-epochs",
     "on-non-finite", "max-skipped-steps", "zero-gamma", "new-head", "eval-every-epochs", "patience", "monitor",
@@ -31,12 +31,12 @@ const FREE: &[&str] = &[
     "gradient-noise", "kernels", "convolution",
 ];
 
-/// Options that get their meaning from others.
+/// Options whose meaning depends on other options.
 pub(super) struct Dependent {
     pub(super) names: &'static [&'static str],
-    /// A flag that changes one of these drops the file's values of `names`.
+    /// Options on which `names` depend: a flag that changes one drops the file's values of `names`.
     pub(super) on: &'static [&'static str],
-    /// The options without which `names` have no effect; empty if they always have one.
+    /// Options without which `names` have no effect; empty if `names` always have one.
     needs: &'static str,
 }
 
@@ -94,7 +94,7 @@ pub(super) const DEPENDENT: &[Dependent] = &[
     dependent(&["convolution", "recompute"], &["device", "kernels", "dtype"], ""),
 ];
 
-/// Values that need no effect, because they ask for nothing.
+/// Values that are accepted without effect, because they request nothing.
 const ASKS_NOTHING: [(&str, &str); 4] = [
     ("download", "false"),
     ("compress", "none"),
@@ -102,7 +102,7 @@ const ASKS_NOTHING: [(&str, &str); 4] = [
     ("new-head", "false"),
 ];
 
-/// Options with whole numbers of a range.
+/// Options with whole numbers, and their range.
 #[rustfmt::skip]
 const WHOLE: [(&[&str], RangeInclusive<i64>); 7] = [
     (&["shapes-test", "shapes-train", "synthetic-test", "synthetic-train"], 1..=1 << 24),
@@ -118,14 +118,14 @@ const WHOLE: [(&[&str], RangeInclusive<i64>); 7] = [
     ], 1..=i64::MAX),
 ];
 
-/// Options with numbers of a range, and its description.
+/// Options with numbers of a range, a description of the range, and its test.
 type Fractions = (&'static [&'static str], &'static str, fn(f64) -> bool);
 
 #[rustfmt::skip]
 const FRACTIONS: [Fractions; 9] = [
     (&["learning-rate", "trust-coefficient", "clip-grad-norm", "clip-grad-value", "gamma"], "above 0", |x| x > 0.0),
     (&["momentum", "beta1", "beta2", "label-smoothing", "ema-decay"], "0 up to but not 1", |x| (0.0..1.0).contains(&x)),
-    // A smaller value would be 0 as f32.
+    // A smaller value rounds to 0 in f32.
     (&["epsilon"], "above 1e-38", |x| x > 1e-38),
     (&["weight-decay"], "0 or more", |x| x >= 0.0),
     (&["warmup-start-factor"], "0 to 1", |x| (0.0..=1.0).contains(&x)),
@@ -148,12 +148,12 @@ pub(super) fn is_of_rank(key: &str) -> bool {
     OF_RANK.contains(&name(key))
 }
 
-/// Returns true if a resumed run keeps this option.
+/// Returns true if a resumed run must keep this option.
 pub(super) fn is_fixed(key: &str) -> bool {
     !is_of_rank(key) && !FREE.contains(&name(key))
 }
 
-/// Returns the flags of a command, those of sections included, by name.
+/// Returns the flags of a command by name, including flags in sections.
 pub(super) fn flags(table: &Table) -> impl Iterator<Item = (&str, &Value)> {
     let of_sections = table.values().filter_map(Value::as_table).flatten();
     let of_none = table.iter().filter(|(_, value)| !value.is_table());
@@ -166,7 +166,7 @@ pub(super) fn get<'a>(table: &'a Table, name: &str) -> Option<&'a Value> {
     flags(table).find_map(|(flag, value)| (flag == name).then_some(value))
 }
 
-/// Refuses numbers outside of their ranges.
+/// Rejects numbers outside their ranges.
 pub(super) fn expect_ranges(typed: &impl Serialize) -> Result<(), ConfigError> {
     let typed = file::table(typed)?;
     for (flag, value) in flags(&typed) {
@@ -212,8 +212,8 @@ pub(crate) fn in_range(
     Err(invalid(format!("--{flag}"), expected, value))
 }
 
-/// Refuses the first option that was `typed` and is absent from what was `decided`, since it has no
-/// effect. Options of model families are left to them.
+/// Rejects the first option that was `typed` and is absent from `decided`, because it has no
+/// effect. Model families check their own options.
 pub(super) fn expect_effect(
     typed: &impl Serialize,
     decided: &impl Serialize,
@@ -232,7 +232,7 @@ pub(super) fn expect_effect(
     Ok(())
 }
 
-/// Returns true if `typed` has a value that asks for something, and `decided` has none.
+/// Returns true if `typed` has a value that requests something, and `decided` has none.
 pub(super) fn is_in_vain(name: &str, typed: &Table, decided: &Table) -> bool {
     let asks = |value: &Value| {
         let value = value.to_string();

@@ -1,7 +1,7 @@
 //! The configuration of `predict-scaling`.
 //!
-//! In: its flags. Out: plain values. Invariant: numbers of ranks ascend and differ; names of
-//! networks differ.
+//! In: its flags. Out: plain values. Invariant: numbers of ranks ascend without duplicates; names
+//! of networks differ.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ use crate::config::cli::{BenchArgs, PredictScalingArgs, SyncArgs};
 /// Default networks.
 const NETWORKS: [&str; 3] = ["ib-edr", "10gbe", "1gbe"];
 
-/// Default methods: each of them, and compression of either sort.
+/// Default methods: every method, and both kinds of compression.
 const METHODS: [&str; 9] = [
     "allreduce:hierarchical",
     "allreduce:ring",
@@ -36,9 +36,9 @@ const METHODS: [&str; 9] = [
 /// Source of the step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ProfileSource {
-    /// Files; a second one has the part that does not depend on the batch.
+    /// Files; a second file gives the part of a step that does not depend on the batch.
     Files(Vec<PathBuf>),
-    /// Measured now; strong scaling measures a second one with fewer samples.
+    /// A step measured now; strong scaling also measures a step with fewer samples.
     Measured(Box<BenchConfig>),
 }
 
@@ -56,9 +56,9 @@ pub enum NetworkSource {
 /// A network with a name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedNetwork {
-    /// As typed, or the file's name.
+    /// Name as typed, or the name of the file.
     pub name: String,
-    /// Source.
+    /// Source of the network.
     pub source: NetworkSource,
     /// Links and nodes.
     pub model: NetworkModel,
@@ -67,7 +67,7 @@ pub struct NamedNetwork {
 /// The predictions of `trainer predict-scaling`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScalingConfig {
-    /// Step.
+    /// Source of the step.
     pub profile: ProfileSource,
     /// Networks, at least one.
     pub networks: Vec<NamedNetwork>,
@@ -75,9 +75,9 @@ pub struct ScalingConfig {
     pub ranks: Vec<usize>,
     /// Methods with their buckets.
     pub methods: Vec<SyncConfig>,
-    /// Batch that stays the same.
+    /// Batch that stays constant.
     pub scaling: ScalingKind,
-    /// Output.
+    /// Output file.
     pub output: Option<PathBuf>,
 }
 
@@ -93,7 +93,7 @@ impl ScalingConfig {
     /// Resolves the flags; returns `None` if only measured or published figures are shown.
     ///
     /// # Errors
-    /// A [`ConfigError`] with the option and the remedy.
+    /// A [`ConfigError`] that names the option and the remedy.
     pub fn resolve(
         args: &PredictScalingArgs,
         family: &Family,
@@ -191,7 +191,7 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
         .unwrap_or_else(|| NETWORKS.map(str::to_owned).to_vec());
     let mut networks: Vec<NamedNetwork> = Vec::new();
     for text in &given {
-        // A comma separates latency and bandwidth, and also names in a list.
+        // A comma separates latency and bandwidth, but also names in a list.
         let text = text.trim();
         let first = text.split(',').next().unwrap_or_default();
         let given = match named("--network", text) {
@@ -223,7 +223,7 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
     Ok(networks)
 }
 
-/// Returns the network that `text` names or describes, or that is in the file `text`.
+/// Returns the network whose name, description or file is `text`.
 pub(super) fn named(option: &'static str, text: &str) -> Result<NamedNetwork, ConfigError> {
     if names_a_measurement(text) {
         let path = PathBuf::from(text);

@@ -1,7 +1,7 @@
 //! Decides each section of a run separately, then checks the sections against each other.
 //!
 //! In: typed flags, the world size. Out: [`Sections`].
-//! Invariant: opens no file. Only [`Sections::expect_offered`] depends on the machine, so all ranks
+//! Invariant: opens no file. Only [`Sections::expect_offered`] depends on the machine. So all ranks
 //! decide the same, and every machine can read a saved configuration.
 
 use super::batch::BatchSection;
@@ -19,7 +19,7 @@ use crate::config::choices::{
 use crate::config::cli::{ModelSection, TrainArgs};
 use serde::Serialize;
 
-/// The sections of a run as `run.toml` holds them.
+/// The sections of a run as in `run.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Sections {
@@ -35,8 +35,8 @@ pub struct Sections {
 }
 
 impl Sections {
-    /// Decides all sections but that of the model, which its family has decided. `supported`:
-    /// options of that family.
+    /// Decides all sections except the model's, which its family has decided. `supported`: options
+    /// of that family.
     pub(super) fn decide(
         args: TrainArgs,
         supported: &[ModelOption],
@@ -64,7 +64,7 @@ impl Sections {
         Ok(sections)
     }
 
-    /// Refuses options of different sections that contradict each other.
+    /// Rejects options of different sections that contradict each other.
     fn expect_compatible(&self, world_size: usize) -> Result<(), ConfigError> {
         let Self {
             batch,
@@ -140,7 +140,7 @@ impl Sections {
         Ok(())
     }
 
-    /// Refuses features that this program or CPU lacks, empty paths, and paths that the files of a
+    /// Rejects features that this program or CPU lacks, empty paths, and paths that the files of a
     /// run cannot hold.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         let run = &self.run;

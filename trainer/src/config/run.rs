@@ -14,7 +14,7 @@ pub struct RunSection {
     #[serde(flatten)]
     pub on_non_finite: OnNonFinite,
     pub seed: u64,
-    /// Absent for families without that option.
+    /// `None` for families without this option.
     pub zero_gamma: Option<bool>,
     pub weights: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "is_off")]
@@ -58,7 +58,7 @@ fn is_off(switch: &bool) -> bool {
 }
 
 impl RunArgs {
-    /// Applies the defaults and refuses contradictions. `supported`: options of the model's family.
+    /// Applies the defaults and rejects contradictions. `supported`: options of the model's family.
     pub(super) fn decide(mut self, supported: &[ModelOption]) -> Result<RunSection, ConfigError> {
         if self.zero_gamma == Some(true) && self.weights.is_some() {
             return Err(no_effect(
@@ -83,7 +83,7 @@ impl RunArgs {
             }
         }
         self.on_non_finite.get_or_insert(OnNonFiniteKind::Stop);
-        // Enough for a bad file, too few for a run that has diverged.
+        // Enough for a bad file, but too few for a run that has diverged.
         self.max_skipped_steps.get_or_insert(10);
         self.seed.get_or_insert(0);
         self.zero_gamma = supported

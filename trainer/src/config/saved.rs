@@ -1,7 +1,7 @@
 //! The configuration in a checkpoint.
 //!
 //! In: JSON that this program wrote. Out: [`TrainConfig`].
-//! Invariant: saved flags are decided and checked as typed ones are, except for what depends on the
+//! Invariant: saved flags are decided and checked like typed flags, except for checks of the
 //! machine.
 
 use super::choices::ModelOption;
@@ -11,7 +11,7 @@ use super::{Sections, TrainConfig};
 use anyhow::{Error, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// The configuration as it is written.
+/// The configuration as written.
 #[derive(Serialize)]
 pub(super) struct SavedSections {
     flags: Sections,
@@ -19,7 +19,7 @@ pub(super) struct SavedSections {
     world_size: usize,
 }
 
-/// The configuration as it is read.
+/// The configuration as read.
 #[derive(Deserialize)]
 pub(super) struct SavedFlags {
     flags: TrainArgs,
@@ -27,11 +27,11 @@ pub(super) struct SavedFlags {
     world_size: usize,
 }
 
-/// The facts of a model of another family than the residual networks, for programs without it.
+/// Facts of a model outside the family of residual networks, for programs without its family.
 #[derive(Serialize, Deserialize)]
 struct SavedModel {
     name: String,
-    /// The options that its family supports.
+    /// Options that the family supports.
     takes: Vec<ModelOption>,
 }
 

@@ -1,8 +1,8 @@
-//! A method of synchronisation in one word, for lists of them.
+//! A method of synchronisation in one word, for lists of methods.
 //!
 //! In: text such as `allreduce:ring`, `allreduce+bf16`, `parameter-server:2@own`, `local-sgd:8`.
-//! Out: the configuration which the flags of `train` with the same meaning give. Invariant: what
-//! [`scaling_method_name`] writes is read as the same method.
+//! Out: the configuration that the equivalent flags of `train` give.
+//! Invariant: a method that [`scaling_method_name`] writes is read as the same method.
 
 use clap::ValueEnum;
 
@@ -35,7 +35,7 @@ pub(super) fn scaling_method(
         .map_err(|error| refuse(&format!(": {error}")))
 }
 
-/// Returns the flags of `train` with the same meaning.
+/// Returns the equivalent flags of `train`.
 fn flags(text: &str, args: &SyncArgs, most_ranks: usize) -> Option<SyncArgs> {
     let mut args = args.clone();
     let mut text = text;

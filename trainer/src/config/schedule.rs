@@ -16,11 +16,11 @@ pub struct ScheduleSection {
     #[serde(flatten)]
     pub schedule: ScheduleChoice,
     pub warmup_epochs: f64,
-    /// Absent without warmup.
+    /// `None` without warmup.
     pub warmup_start_factor: Option<f64>,
 }
 
-/// A schedule with the options that it takes.
+/// A schedule with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     tag = "schedule",
@@ -39,7 +39,7 @@ pub enum ScheduleChoice {
 }
 
 impl ScheduleArgs {
-    /// Applies the defaults and refuses contradictions. With `has_planned_sizes` the sizes of
+    /// Applies the defaults and rejects contradictions. With `has_planned_sizes`, the sizes of
     /// images depend on the planned epochs.
     pub(super) fn decide(
         mut self,
@@ -62,7 +62,7 @@ impl ScheduleArgs {
         }
         let planned = self.schedule_epochs.unwrap_or(epochs);
         let (default_warmup, default_start) = match is_one_cycle {
-            // The published shape: 30 % of the run rising, from 1/25 of the peak.
+            // The published shape: the rate rises for 30 % of the run, from 1/25 of the peak.
             true => (0.3 * planned as f64, 0.04),
             false => (if planned >= 5 { 1.0 } else { 0.0 }, 0.1),
         };
@@ -83,7 +83,7 @@ impl ScheduleArgs {
             let expected = "at least 2 with --schedule multistep, whose rate falls between epochs";
             return Err(invalid("--epochs", expected, epochs));
         }
-        // He et al. 2015, section 4.2: at 32k and 48k of 64k steps.
+        // He et al. 2015, section 4.2: milestones at 32k and 48k of 64k steps.
         let milestones = self.milestones.get_or_insert_with(|| {
             let mut milestones = vec![epochs / 2, epochs - epochs.div_ceil(4)];
             milestones.dedup();
@@ -102,7 +102,7 @@ impl ScheduleArgs {
 }
 
 impl ScheduleSection {
-    /// Returns the epochs of the whole schedule.
+    /// Returns the number of epochs of the whole schedule.
     pub fn planned_epochs(&self) -> u64 {
         self.schedule_epochs.unwrap_or(self.epochs)
     }

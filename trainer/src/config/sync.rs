@@ -1,4 +1,4 @@
-//! The section `[sync]`: how gradients or parameters of all ranks are combined.
+//! The section `[sync]`: the combination of gradients or parameters of all ranks.
 //!
 //! In: [`SyncArgs`], the number of ranks. Out: [`SyncSection`], and [`SyncConfig`] for code that
 //! makes steps.
@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Largest number of virtual shards: each has its own slot of sums.
+/// Largest number of virtual shards, because each shard has its own slot of sums.
 const MAX_VIRTUAL_SHARDS: usize = 65_536;
 /// Bytes of a MiB.
 const MIB: f64 = 1024.0 * 1024.0;
@@ -23,34 +23,34 @@ const MIB: f64 = 1024.0 * 1024.0;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(into = "SyncArgs")]
 pub struct SyncSection {
-    /// The method with the options that it takes.
+    /// Method with its options.
     pub method: SyncMethod,
     pub overlap: OnOff,
     pub bucket_mib: Option<f64>,
     pub update: UpdateKind,
-    /// Seconds.
+    /// Longest wait for another rank, seconds.
     pub timeout: u64,
     pub trace: Option<PathBuf>,
 }
 
-/// Synchronisation as the code that makes or predicts steps takes it.
+/// Synchronisation in the form for code that makes or predicts steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SyncConfig {
-    /// The method with the options that it takes.
+    /// Method with its options.
     pub method: SyncMethod,
     /// Largest gradient bucket; `None`: derived from the size of the gradients.
     pub bucket_cap_bytes: Option<usize>,
-    /// True if gradients travel during the backward pass.
+    /// True if gradients are sent during the backward pass.
     pub overlap: bool,
-    /// The GPU that sums with NCCL, if `--device` has an index; otherwise the rank's index on its
-    /// node.
+    /// Index of the GPU that sums with NCCL, if `--device` has an index; otherwise the rank's index
+    /// on its node.
     pub gpu: Option<usize>,
     /// Place where gradients become parameters.
     pub update: UpdateKind,
 }
 
 impl Default for SyncConfig {
-    /// Returns the meaning of no flags on a CPU.
+    /// Returns the configuration without flags on a CPU.
     fn default() -> Self {
         Self {
             method: SyncMethod::Allreduce {
@@ -66,7 +66,7 @@ impl Default for SyncConfig {
     }
 }
 
-/// A method of synchronisation with the options that it takes.
+/// A method of synchronisation with its options.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SyncMethod {
     /// Every step sums all gradients.
@@ -75,12 +75,12 @@ pub enum SyncMethod {
         reduction: ReductionChoice,
         /// Encoding of the gradients.
         compression: Compression,
-        /// Steps sent uncompressed.
+        /// Number of first steps sent uncompressed.
         compress_warmup_steps: u64,
     },
     /// Every step sums all gradients, to the same bits on any number of ranks.
     Exact {
-        /// Parts of a global batch.
+        /// Number of parts of a global batch.
         virtual_shards: usize,
     },
     /// Servers hold the parameters and make the updates.
@@ -89,22 +89,22 @@ pub enum SyncMethod {
         servers: usize,
         /// The ranks that are servers.
         placement: PlacementKind,
-        /// `None`: every update waits for all ranks.
+        /// Bound on staleness; `None`: every update waits for all ranks.
         asynchronous: Option<Staleness>,
     },
     /// Ranks update independently and average their parameters at intervals.
     LocalSgd {
         /// Steps between two averagings.
         every: u64,
-        /// Before this step every step sums all gradients.
+        /// First local step; earlier steps sum all gradients.
         from_step: u64,
     },
 }
 
-/// Bound on the steps between ranks.
+/// Bound on the distance between ranks in steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Staleness {
-    /// Steps; `None` is without bound.
+    /// Number of steps; `None` means no bound.
     pub bound: Option<u64>,
 }
 
@@ -158,7 +158,7 @@ impl From<SyncSection> for SyncArgs {
 }
 
 impl SyncSection {
-    /// Returns what these options mean on `device`.
+    /// Returns the configuration that these options give on `device`.
     pub(super) fn config(&self, device: DeviceChoice) -> SyncConfig {
         let gpu = match (device, &self.method) {
             (
@@ -184,7 +184,7 @@ impl SyncSection {
         Duration::from_secs(self.timeout)
     }
 
-    /// Refuses NCCL if this program or the device lacks it.
+    /// Rejects NCCL if this program or the device lacks it.
     pub(super) fn expect_offered(&self, device: DeviceChoice) -> Result<(), ConfigError> {
         let SyncMethod::Allreduce {
             reduction: ReductionChoice::Nccl,
@@ -213,7 +213,7 @@ impl SyncSection {
 }
 
 impl SyncSection {
-    /// Refuses options of other sections for which ranks do not work together closely enough.
+    /// Rejects options of other sections that require closer cooperation between ranks.
     pub(super) fn expect_compatible(
         &self,
         batch_norm: BatchNormKind,
@@ -251,8 +251,8 @@ impl SyncSection {
 }
 
 impl SyncConfig {
-    /// Returns true if each of `world_size` ranks is updated on its device: only a single rank that
-    /// neither compresses, sums exactly nor asked for NCCL.
+    /// Returns true if each of `world_size` ranks updates its parameters on its device. Only a
+    /// single rank does, without compression, exact sums or NCCL.
     pub fn updates_on_device(&self, world_size: usize) -> bool {
         let is_plain_sum = match self.method {
             SyncMethod::Allreduce {
@@ -280,7 +280,7 @@ impl SyncMethod {
         }
     }
 
-    /// Returns the number of parts of a global batch, if it does not depend on the number of ranks.
+    /// Returns the number of parts of a global batch, if it is independent of the number of ranks.
     pub fn virtual_shards(&self) -> Option<usize> {
         match self {
             Self::Exact { virtual_shards } => Some(*virtual_shards),
@@ -296,7 +296,7 @@ impl SyncMethod {
         }
     }
 
-    /// Returns the number of ranks of `world_size` that train.
+    /// Returns the number of training ranks in a world of `world_size` ranks.
     pub fn num_workers(&self, world_size: usize) -> usize {
         match self {
             Self::ParameterServer {
@@ -310,7 +310,7 @@ impl SyncMethod {
 }
 
 impl SyncArgs {
-    /// Applies the defaults for a world and a device and refuses contradictions.
+    /// Applies the defaults for a world and a device and rejects contradictions.
     pub(super) fn decide(
         self,
         world_size: usize,
@@ -342,7 +342,7 @@ impl SyncArgs {
         Ok(SyncSection {
             method,
             overlap: self.overlap.unwrap_or(OnOff::On),
-            // Whole bytes.
+            // Round to whole bytes.
             bucket_mib: self.bucket_mib.map(|mib| (mib * MIB).round() / MIB),
             update: self.update.unwrap_or(device.update()),
             timeout: timeout(self.timeout)?.as_secs(),
@@ -406,7 +406,7 @@ impl SyncArgs {
 /// configuration is known.
 ///
 /// # Errors
-/// When it is 0.
+/// If the timeout is 0.
 pub fn timeout(typed: Option<u64>) -> Result<Duration, ConfigError> {
     match typed.unwrap_or(120) {
         0 => Err(invalid("--timeout", "at least 1", 0)),

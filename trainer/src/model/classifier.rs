@@ -1,6 +1,6 @@
-//! The interface of a model, and the scores of its answers.
+//! The interface of a model, and the scores of its predictions.
 //!
-//! In: images `[N, H, W, C]`, labels `[N]`. Out: logits `[N, K]`, counts of right answers.
+//! In: images `[N, H, W, C]`, labels `[N]`. Out: logits `[N, K]`, counts of correct predictions.
 
 use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
@@ -9,7 +9,7 @@ use burn_resnet::ResNet;
 
 use crate::measure::metrics::ScoreSums;
 
-/// A burn module that turns images into one logit a class.
+/// A burn module that maps images to one logit per class.
 pub trait ImageClassifier: Module + 'static {
     /// Returns the logits.
     ///
@@ -17,15 +17,16 @@ pub trait ImageClassifier: Module + 'static {
     /// `images`: `[N, H, W, C]`, normalised; returns `[N, K]`.
     fn forward(&self, images: Tensor<4>) -> Tensor<2>;
 
-    /// Returns true if all layers are those of crate `layers`: they synchronise norm statistics and
-    /// hand over each gradient during the backward pass. Gradients of other layers are read after
-    /// the pass. Default: false.
+    /// Returns true if all layers belong to crate `layers`. Such layers synchronise norm statistics
+    /// and hand over each gradient during the backward pass. Gradients of other layers are read
+    /// after the pass. Default: false.
     fn supports_pass_context(&self) -> bool {
         false
     }
 
-    /// Returns true if a forward pass does the same for every batch: it draws no numbers and does
-    /// not branch on values, so a GPU may capture a step and replay it. Default: false.
+    /// Returns true if a forward pass performs the same operations for every batch: it draws no
+    /// random numbers and does not branch on values. A GPU may then capture a step and replay it.
+    /// Default: false.
     fn is_recordable(&self) -> bool {
         false
     }
@@ -45,11 +46,11 @@ impl ImageClassifier for ResNet {
     }
 }
 
-/// Returns the logits of a batch in f32, with a row for each label and a column for each class.
-/// Losses and metrics are computed in f32 also where the last layer of a model has 16 bits.
+/// Returns the logits of a batch in f32, with one row per label and one column per class. Losses
+/// and metrics use f32 even if the last layer of a model has 16 bits.
 ///
 /// # Errors
-/// When their shape differs.
+/// If the shape of the logits differs.
 pub fn expect_logits(logits: Tensor<2>, labels: &[u32]) -> Result<Tensor<2>> {
     let [rows, columns] = logits.dims();
     let num_classes = labels.iter().max().map_or(0, |label| *label as usize + 1);
@@ -70,11 +71,11 @@ pub struct UnreadScore {
 }
 
 impl UnreadScore {
-    /// Hands the computation to the device. A GPU is not waited for: burn copies the results when
+    /// Starts the computation on the device without waiting for a GPU. burn copies the results when
     /// they are read.
     ///
     /// # Shapes
-    /// `logits`: `[N, K]`, detached; `loss_sum`: of the same samples.
+    /// `logits`: `[N, K]`, detached; `loss_sum`: sum over the same samples.
     pub fn new(logits: Tensor<2>, loss_sum: Tensor<1>, labels: Vec<u32>) -> Self {
         Self {
             logits: logits.into_data(),
@@ -86,15 +87,16 @@ impl UnreadScore {
     /// Waits for the results.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If the results cannot be read.
     pub fn read(self) -> Result<ScoreSums> {
         self.read_with(|_, _| ())
     }
 
-    /// As [`read`](Self::read); `also` is given the logits of each sample and its label.
+    /// Does the same as [`read`](Self::read), and passes the logits and label of each sample to
+    /// `also`.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Same as [`read`](Self::read).
     pub fn read_with(self, mut also: impl FnMut(&[f32], u32)) -> Result<ScoreSums> {
         let [num_samples, num_classes] = self.logits.shape().dims();
         let logits = floats(self.logits)?;
@@ -115,20 +117,20 @@ impl UnreadScore {
 /// Returns the values of a tensor as f32.
 ///
 /// # Errors
-/// When they cannot be read.
+/// If the values cannot be read.
 pub fn floats(data: TensorData) -> Result<Vec<f32>> {
     data.convert::<f32>()
         .try_into_vec::<f32>()
         .map_err(|error| anyhow!("results of the device: {error:?}"))
 }
 
-/// Counts the samples whose label is the first, and among the first five, of the logits.
+/// Counts the samples whose label has the highest logit, and those with one of the five highest.
 ///
-/// Of equal logits the lower class comes first. A NaN logit counts as above everything, so a broken
-/// model is never right.
+/// Among equal logits the lower class comes first. A NaN logit ranks above all other values, so a
+/// broken model is never correct.
 ///
 /// # Panics
-/// When `logits` is not `labels.len()` rows of `num_classes`.
+/// If `logits` does not have `labels.len()` rows of `num_classes`.
 pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64, u64) {
     assert_eq!(
         logits.len(),
@@ -145,7 +147,7 @@ pub fn count_correct(logits: &[f32], labels: &[u32], num_classes: usize) -> (u64
     (top1, top5)
 }
 
-/// Returns the classes that come before `label` as the answer of a sample with these logits.
+/// Returns the classes that rank before `label` in the logits of a sample.
 fn above(row: &[f32], label: usize) -> impl Iterator<Item = (usize, f32)> {
     let own = row[label];
     row.iter()
@@ -160,14 +162,14 @@ fn above(row: &[f32], label: usize) -> impl Iterator<Item = (usize, f32)> {
         })
 }
 
-/// Returns the answer of a model: `label` where [`count_correct`] counts it as right, else the
-/// first class before it.
+/// Returns the predicted class: `label` if [`count_correct`] counts it as correct, otherwise the
+/// first class that ranks before it.
 ///
 /// # Panics
-/// When `label` is not below the number of logits.
+/// If `label` is not below the number of logits.
 pub fn answer(row: &[f32], label: u32) -> u32 {
     let rank = |logit: f32| if logit.is_nan() { f32::INFINITY } else { logit };
-    // Strictly higher: of equal logits the lower class comes first.
+    // Strictly higher: among equal logits the lower class comes first.
     let first = above(row, label as usize).reduce(|first, other| {
         if rank(other.1) > rank(first.1) {
             other

@@ -1,7 +1,7 @@
-//! The data set of a run, opened as its configuration says.
+//! The data set of a run, opened as configured.
 //!
 //! In: the resolved data section. Out: the splits with their normalisation, or one of them.
-//! Invariant: nothing is downloaded unless asked for, and then by root alone while the others wait.
+//! Invariant: files are downloaded only on request, and only by root while the other ranks wait.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -27,14 +27,14 @@ use crate::config::{
 use crate::measure::report::Reporter;
 use crate::world::ranks;
 
-/// Pixels of black around an image before a random crop, as He et al. 2015 (1512.03385), section
+/// Black pixels around an image before a random crop, as in He et al. 2015 (1512.03385), section
 /// 4.2.
 const CROP_PAD: usize = 4;
 
-/// Returns the steps of an epoch.
+/// Returns the number of steps in an epoch.
 ///
 /// # Errors
-/// When its batches leave no step.
+/// If the batches of an epoch form no step.
 pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64> {
     let plan = ShardPlan::new(ShardConfig {
         seed: config.run.seed,
@@ -44,13 +44,14 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
     Ok(plan.num_steps() as u64)
 }
 
-/// Opens the data set, or with `own` that of the program, limited as configured; it has at least
-/// one split besides train. The val split is that of `--eval-split`, or with `--val-fraction` the
-/// part of the training images that `seed` chooses.
+/// Opens the configured data set with its limits; `own` opens a custom one. The result has at least
+/// one split besides train. The val split is the split of `--eval-split`. With `--val-fraction`, it
+/// is the part of the training images that `seed` selects.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// When files are missing or broken, there is nothing to evaluate on, a second val split is asked
+/// If files are missing or broken, there is no split to evaluate, a second val split is requested,
+/// or a download fails.
 /// for, or a download fails.
 pub fn open(
     config: &DataSection,
@@ -119,7 +120,7 @@ pub fn open(
                 "--eval-split {name}: the best model is chosen by training images, so its figures are too good. Use another split, or --val-fraction"
             ));
         }
-        // The test split that chooses the best model keeps its name.
+        // The test split keeps its name even if it selects the best model.
         splits.val = match named {
             Some(Split::Test) => None,
             _ => {
@@ -148,7 +149,7 @@ pub fn open(
         );
     }
     evaluated(&splits)?;
-    // A val split is often the smaller one.
+    // A val split is often smaller than the limit.
     let of_val = splits
         .val
         .as_ref()
@@ -165,11 +166,10 @@ pub fn open(
     Ok(splits)
 }
 
-/// Checks the labels of a data set that a program brings; those of files are checked as they are
-/// read.
+/// Checks the labels of a custom data set. Labels of files are checked as they are read.
 ///
 /// # Errors
-/// When a label is no position in the class names.
+/// If a label is not a position in the class names.
 fn expect_labels(split: &dyn ImageDataset) -> Result<()> {
     let num_classes = split.class_names().len();
     let wrong = (0..split.len())
@@ -183,10 +183,10 @@ fn expect_labels(split: &dyn ImageDataset) -> Result<()> {
     })
 }
 
-/// Returns the split that every epoch is evaluated on: val, else test.
+/// Returns the split that every epoch is evaluated on: val, otherwise test.
 ///
 /// # Errors
-/// When the data set has neither.
+/// If the data set has neither.
 pub fn evaluated(splits: &DatasetSplits) -> Result<&Arc<dyn ImageDataset>> {
     splits.evaluated().with_context(|| {
         let why = splits.notes.iter().map(|note| format!(" ({note})")).collect::<String>();
@@ -200,22 +200,22 @@ pub fn evaluated(splits: &DatasetSplits) -> Result<&Arc<dyn ImageDataset>> {
 /// One split.
 #[derive(Clone, Debug)]
 pub struct OpenedSplit {
-    /// Its samples.
+    /// Samples of the split.
     pub samples: Arc<dyn ImageDataset>,
     /// Normalisation of their pixels.
     pub normalization: Normalization,
 }
 
-/// Opens one split: `train`, `val` or `test`, another folder or other files by their name. Other
+/// Opens one split: `train`, `val` or `test`, or another folder or files by their name. Other
 /// splits are not decoded and need not exist, unless `--val-fraction` divided the training images.
 /// Returns `None` if images that are not files have no such split.
 ///
-/// Labels of files become positions in `classes`, by the names of the classes, if these are given;
-/// else they are those of the data set.
+/// If `classes` is given, labels of files become positions in `classes`, matched by class name.
+/// Otherwise the labels are those of the data set.
 /// Collective: all ranks.
 ///
 /// # Errors
-/// As [`open`], and when files of the split are absent or have no labels.
+/// Same as [`open`]; also if files of the split are absent or have no labels.
 pub fn open_split(
     eval: &EvalConfig,
     own: impl FnOnce() -> Result<Option<DatasetSplits>>,
@@ -249,7 +249,7 @@ pub fn open_split(
     }))
 }
 
-/// Opens the split of files that has this name.
+/// Opens the split of files with this name.
 /// Collective: all ranks.
 fn open_named(
     config: &DataSection,
@@ -276,7 +276,7 @@ fn open_named(
     })
 }
 
-/// Returns a split to evaluate on, limited by flags, and prints its notes.
+/// Returns a split limited by flags for evaluation, and prints its notes.
 fn limited(
     samples: Arc<dyn ImageDataset>,
     limit: Option<usize>,
@@ -304,7 +304,7 @@ fn normalization(of_data: Normalization, config: &DataSection) -> Normalization 
     }
 }
 
-/// All notes of a data set: those on splits that are not opened, then those of each split.
+/// Returns all notes of a data set: notes on unopened splits, then the notes of each split.
 pub fn notes(splits: &DatasetSplits) -> Vec<String> {
     let opened = Split::ALL.into_iter().filter_map(|split| splits.get(split));
     splits
@@ -327,7 +327,7 @@ fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
     notes_of(split).iter().for_each(|note| reporter.note(note));
 }
 
-/// Returns how a rank reads images: with its share of the memory and the CPUs of its node.
+/// Returns the settings for reading images, with the rank's share of its node's memory and CPUs.
 fn read_config(files: &ImageFiles, topology: &Topology) -> Result<ReadConfig> {
     let of_node = ReadConfig::new(sizing(&files.size));
     Ok(ReadConfig {
@@ -338,10 +338,10 @@ fn read_config(files: &ImageFiles, topology: &Topology) -> Result<ReadConfig> {
     })
 }
 
-/// Returns how one rank reads shards. Root reads the headers first, then the first rank of each
-/// machine, which may see other disks.
+/// Returns the settings for reading shards on one rank. Root reads the headers first, then the
+/// first rank of each machine, since machines may have different disks.
 ///
-/// `only` is the name of the split that is wanted, where not all are.
+/// `only` is the name of the single split to read; `None` means all splits.
 fn shards_of_rank(
     files: &ImageFiles,
     communicator: &dyn Communicator,
@@ -364,7 +364,7 @@ fn shards_of_rank(
         topology.local_rank == 0,
     ] {
         if reads {
-            // An error of reading the headers is reported when the shards are opened.
+            // Opening the shards reports any error in the headers.
             let _ = tar_shards::index(dir, &how, only);
         }
         communicator.barrier()?;
@@ -372,7 +372,7 @@ fn shards_of_rank(
     Ok(how)
 }
 
-/// Returns how image files become samples, in training without a crop and in testing.
+/// Returns how image files become samples, in training without a crop and in evaluation.
 pub fn sizing(size: &ImageSize) -> Sizing {
     match size {
         ImageSize::Cropped {
@@ -386,21 +386,22 @@ pub fn sizing(size: &ImageSize) -> Sizing {
     }
 }
 
-/// Shares checksums from the first rank of each node with ranks that would have to read all files.
+/// Shares checksums from the first rank of each node, so that its other ranks need not read all
+/// files.
 /// Collective: all ranks.
 ///
-/// `splits` is empty if a rank could not open its data set. Ranks that read another `folder`, or
-/// get no checksum here, read the files themselves.
+/// `splits` is empty if a rank could not open its data set. A rank reads the files itself if its
+/// `folder` differs or it receives no checksum.
 ///
 /// # Errors
-/// When a collective fails.
+/// If a collective fails.
 pub fn share_checksums(
     splits: &[&Arc<dyn ImageDataset>],
     folder: Option<&Path>,
     communicator: &dyn Communicator,
 ) -> Result<()> {
     let topology = communicator.topology();
-    // Equal for the same folder under any name.
+    // The inode of the folder is equal under any name.
     let place = folder
         .and_then(|folder| fs::metadata(folder).ok())
         .map(|place| format!("{}:{}", place.dev(), place.ino()));
@@ -450,7 +451,7 @@ fn open_cifar(
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
     if files.download {
-        // Without the feature the configuration refuses `--download`.
+        // Without the feature the configuration rejects `--download`.
         #[cfg(feature = "download")]
         if communicator.rank() == distributed::ROOT {
             let mut report = |done, total| reporter.download(which.name(), done, total);

@@ -1,8 +1,8 @@
-//! A model family: what a program needs to know of its models to train, evaluate, apply and measure
-//! them.
+//! A model family: the interface for training, evaluation, prediction and measurement of its
+//! models.
 //!
-//! In: the family's flags, what a model is made for. Out: a model on a device.
-//! Invariant: a model that its weights file cannot hold is not made, if its family knows the size.
+//! In: the family's flags, a request for a model. Out: a model on a device.
+//! Invariant: a model that exceeds its weights file is not made, if its family knows the size.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,9 +31,9 @@ pub struct ModelRequest<'a> {
     pub num_classes: usize,
     /// Channels of the images.
     pub in_channels: usize,
-    /// Seed of the weights. burn's random numbers are seeded with it, too.
+    /// Seed of the weights and of burn's random numbers.
     pub seed: u64,
-    /// Start the last normalisation of every block at zero, for families with
+    /// True if the last normalisation of every block starts at zero, for families with
     /// [`ModelOption::ZeroGamma`].
     pub zero_gamma: bool,
     /// Options of computation that the family supports.
@@ -55,11 +55,11 @@ impl<'a> ModelRequest<'a> {
         }
     }
 
-    /// Returns how the layers are computed, for the [`PassContext`](layers::PassContext) that a
+    /// Returns the computation of the layers, for the [`PassContext`](layers::PassContext) that a
     /// model of crate `layers` sets around its forward pass.
     ///
     /// # Errors
-    /// When this processor lacks the instruction set.
+    /// If this CPU lacks the instruction set.
     pub fn computation(&self) -> Result<Computation, ConfigError> {
         let compute = self.compute;
         Ok(Computation {
@@ -75,20 +75,21 @@ impl<'a> ModelRequest<'a> {
 /// Models that share their flags. [`program`](crate::commands::program::program) is the program of
 /// one family.
 pub trait ModelFamily {
-    /// Name in checkpoints, which only programs of the same family read: letters, digits, `-`, `_`
-    /// and `.`.
+    /// Name in checkpoints: letters, digits, `-`, `_` and `.`. Only programs of the same family
+    /// read these checkpoints.
     const NAME: &'static str;
 
-    /// The general options that [`build`](Self::build) respects; the program rejects the others.
+    /// General options that [`build`](Self::build) supports; the program rejects the others.
     const OPTIONS: &'static [ModelOption] = &[];
 
-    /// Flags of the family, each an `Option`: a flag that was not typed leaves the value of a TOML
-    /// file, in whose section `[model]` it has the name of the flag (`#[serde(default,
-    /// deny_unknown_fields, rename_all = "kebab-case")]`). A flag or field with the name of a
-    /// general one is rejected by [`program`](crate::commands::program::program).
+    /// Flags of the family, each an `Option`. A flag that was not typed keeps the value of the TOML
+    /// file. In section `[model]` of the file, each key is the name of a flag (`#[serde(default,
+    /// deny_unknown_fields, rename_all = "kebab-case")]`).
+    /// [`program`](crate::commands::program::program) rejects a flag or field with the name of a
+    /// general one.
     type Args: Args + Default + Debug + Serialize + DeserializeOwned;
 
-    /// The model that is trained.
+    /// Model to train.
     type Model: ImageClassifier;
 
     /// Applies defaults to the flags that were not typed. Default: nothing.
@@ -99,21 +100,21 @@ pub trait ModelFamily {
         Ok(())
     }
 
-    /// Returns the name of a model in run directories and reports. Default: that of the family.
+    /// Returns the name of a model in run directories and reports. Default: the name of the family.
     fn name(_args: &Self::Args) -> String {
         Self::NAME.to_owned()
     }
 
-    /// Returns the number of values of the model, if known without making it: a weights file with
-    /// fewer bytes is rejected before memory is allocated. Default: `None`.
+    /// Returns the number of values of the model, if known without making the model. A weights file
+    /// with fewer bytes is rejected before memory is allocated. Default: `None`.
     ///
     /// # Errors
-    /// When there is no such model.
+    /// If there is no such model.
     fn num_values(_args: &Self::Args, _request: &ModelRequest<'_>) -> Result<Option<u64>> {
         Ok(None)
     }
 
-    /// Returns the optimizer of `--optimizer custom`, which updates at the learning rate of the
+    /// Returns the optimizer of `--optimizer custom`. It updates at the learning rate of the
     /// schedule. Default: `None`.
     fn optimizer(_args: &Self::Args) -> Option<ModuleOptimizer> {
         None
@@ -122,12 +123,13 @@ pub trait ModelFamily {
     /// Returns the data set of `--dataset custom`. Default: `None`.
     ///
     /// # Errors
-    /// When it cannot be opened.
+    /// If the data set cannot be opened.
     fn dataset(_args: &Self::Args) -> Result<Option<DatasetSplits>> {
         Ok(None)
     }
 
-    /// Returns the training loss. Default: `configured`, that of `--loss` and `--label-smoothing`.
+    /// Returns the training loss. Default: `configured`, the loss of `--loss` and
+    /// `--label-smoothing`.
     fn loss(_args: &Self::Args, configured: Arc<dyn Loss>) -> Arc<dyn Loss> {
         configured
     }
@@ -140,7 +142,7 @@ pub trait ModelFamily {
     /// Returns the model with its initial weights, from flags with defaults applied.
     ///
     /// # Errors
-    /// When there is no such model.
+    /// If there is no such model.
     fn build(args: &Self::Args, request: &ModelRequest<'_>) -> Result<Self::Model>;
 }
 
@@ -155,26 +157,26 @@ impl Family {
     }
 }
 
-/// burn's random numbers are one stream a process; ranks that are threads take turns.
+/// Lock for burn's random numbers: a process has one stream, which ranks in threads share.
 static BUILDING: Mutex<()> = Mutex::new(());
 
-/// Returns the model of a decided section, its weights drawn.
+/// Returns the model of a decided section, with its weights drawn.
 ///
 /// # Errors
-/// When there is no such model, or two of its modules share a parameter.
+/// If there is no such model, or two of its modules share a parameter.
 pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -> Result<F::Model> {
     let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     request.device.seed(request.seed);
     let model = F::build(&model.read()?, request)?;
-    // burn draws a parameter when it is first read: here, in module order.
+    // burn draws a parameter at its first read: here, in module order.
     let layout = ParameterLayout::new(&model);
     ParameterLayout::state(&model);
     layout.expect_unshared().context("model")?;
     Ok(model)
 }
 
-/// Seeds burn's random numbers for a step: the draws of a model, as for dropout, differ between
-/// ranks and steps, and are the same after a resume.
+/// Seeds burn's random numbers for a step. The draws of a model, such as dropout, differ between
+/// ranks and steps, and are equal after a resume.
 pub fn seed_draws(device: &Device, (seed, rank): (u64, usize), step: u64) {
     let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     device.seed(draw_seed(seed, rank, step));
@@ -187,11 +189,11 @@ pub fn own_data<F: ModelFamily>(
     || F::dataset(&model.read()?)
 }
 
-/// Returns the model of a decided section, to be filled from a weights file of `num_bytes` bytes. A
-/// model that such a file cannot hold allocates no memory.
+/// Returns the model of a decided section for a weights file of `num_bytes` bytes. Allocates no
+/// memory for a model that exceeds the file.
 ///
 /// # Errors
-/// When there is no such model, or it has more values than the file has bytes.
+/// If there is no such model, or it has more values than the file has bytes.
 pub fn build_within<F: ModelFamily>(
     num_bytes: u64,
     model: &ModelSection,

@@ -1,12 +1,13 @@
-//! The steps of a loader on their way to the device: uploaded when they are asked for, or one step
-//! ahead by a thread.
+//! The steps of a loader, uploaded to the device on request or one step ahead by a thread.
 //!
-//! In: steps in host memory. Out: the same steps uploaded, in order; what is left to do of an image
-//! is done where it is used ([`DeviceBatch::into_images`]).
-//! Invariant: at most one step is uploaded ahead; an error of the loader comes out unchanged at its
-//! step; the thread ends with the steps, or when this is dropped; nothing waits for a thread that
-//! is gone. Where the operating system refuses the thread, steps are uploaded when they are asked
-//! for.
+//! In: steps in host memory. Out: the same steps uploaded, in order. The rest of the work on an
+//! image is done where the image is used ([`DeviceBatch::into_images`]).
+//! Invariants:
+//! - At most one step is uploaded ahead.
+//! - An error of the loader is returned unchanged at its step.
+//! - The thread ends with the steps, or when the input is dropped. Nothing waits for an ended
+//!   thread.
+//! - If the operating system cannot start the thread, steps are uploaded on request.
 
 use std::panic::resume_unwind;
 use std::sync::LazyLock;
@@ -18,28 +19,28 @@ use datasets::{DatasetError, DeviceBatch, HostBatch, LoadedStep, threads};
 
 use crate::config::InputKind;
 
-/// A step, or why there is none.
+/// A step, or the error in its place.
 pub type Loaded<B> = Result<LoadedStep<B>, DatasetError>;
 
 /// The stream of all uploads of this process.
 ///
-/// The work of a GPU is ordered within a stream, and burn gives each thread its own, so the copies
-/// of another thread overlap with the computation. All threads share this stream: each stream keeps
-/// its own memory, and each epoch has a thread.
+/// The work of a GPU is ordered within a stream, and burn gives each thread its own stream. So
+/// copies of another thread overlap with the computation. All threads share this stream, because
+/// each stream keeps its own memory and each epoch has a thread.
 ///
-/// burn and cubecl (0.22.1, 0.11.3) do the following if a tensor of this stream is used in another,
-/// by their sources:
-/// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits for an event
-///   of the stream that wrote, on the device, not on the host. The memory is kept until then, so that
+/// If a tensor of this stream is used in another stream, the sources of burn 0.22.1 and cubecl
+/// 0.11.3 show these actions:
+/// - cubecl-server, `stream/event.rs`, `MultiStream::resolve`: the using stream waits on the
+///   device, not on the host, for an event of the writing stream. The memory is kept until then, so
 ///   the next upload does not overwrite it.
 /// - burn-fusion, `stream/multi.rs`, `tag_shared_view`: the tensor gets a second name in the using
-///   stream; only operations that are still in the writing stream's queue have to run first. An
-///   upload leaves none, since it computes nothing.
+///   stream. Only operations still queued in the writing stream must run first. An upload queues
+///   none, since it computes nothing.
 /// - cubecl-server, `command/base.rs`, `write_to_gpu`: up to 100 MiB go through pinned memory, from
 ///   which a copy runs concurrently with kernels.
 static UPLOADS: LazyLock<StreamId> = LazyLock::new(StreamId::allocate);
 
-/// The steps of a loader on a device; after an error it ends.
+/// The steps of a loader on a device; an error is the last item.
 pub struct Input(Source);
 
 enum Source {
@@ -47,17 +48,17 @@ enum Source {
     Ahead(Ahead<Loaded<DeviceBatch>>),
 }
 
-/// A thread that makes one item ahead.
+/// A thread that prepares one item ahead.
 struct Ahead<T> {
-    /// Absent while it is dropped.
+    /// `None` during the drop.
     items: Option<Receiver<T>>,
-    /// Absent after its end.
+    /// `None` after the thread's end.
     thread: Option<JoinHandle<()>>,
 }
 
 impl Input {
-    /// Uploads `steps` as `kind` says: a device that makes its images gets them one step ahead. The
-    /// micro-batches of a step are uploaded together.
+    /// Uploads `steps` as `kind` specifies: a device that prepares its images gets them one step
+    /// ahead. The micro-batches of a step are uploaded together.
     pub fn start(
         steps: impl Iterator<Item = Loaded<HostBatch>> + Send + 'static,
         kind: InputKind,
@@ -83,7 +84,7 @@ impl Iterator for Input {
     type Item = Loaded<DeviceBatch>;
 
     /// # Panics
-    /// As the upload itself, also where another thread does it.
+    /// If the upload panics, on this or another thread.
     fn next(&mut self) -> Option<Self::Item> {
         match &mut self.0 {
             Source::OnDemand(steps) => steps.next(),
@@ -96,10 +97,10 @@ impl<T: Send + 'static> Ahead<T> {
     /// Starts the thread.
     ///
     /// # Errors
-    /// `items`, if the operating system refuses the thread.
+    /// Returns `items` if the operating system cannot start the thread.
     fn start<I: Iterator<Item = T> + Send + 'static>(items: I) -> Result<Self, I> {
-        // Without room in the channel, the one item ahead is that which the thread wants to hand
-        // over.
+        // The channel has no capacity, so the one item ahead is the item that the thread is
+        // sending.
         let (sender, receiver) = sync_channel(0);
         let make = move |items: I| {
             UPLOADS.executes(|| {
@@ -125,7 +126,7 @@ impl<T> Iterator for Ahead<T> {
         if let Some(Ok(item)) = self.items.as_ref().map(Receiver::recv) {
             return Some(item);
         }
-        // The sender is gone: the thread is at its end, or has panicked.
+        // The sender is gone: the thread has ended or panicked.
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
             resume_unwind(panic);
         }
@@ -135,10 +136,10 @@ impl<T> Iterator for Ahead<T> {
 
 impl<T> Drop for Ahead<T> {
     fn drop(&mut self) {
-        // Without the receiver, a thread that waits to hand over wakes up and ends.
+        // Dropping the receiver wakes a sending thread, which then ends.
         drop(self.items.take());
         if let Some(thread) = self.thread.take() {
-            // Nothing waits for that item any more.
+            // The item of a panic is no longer needed.
             let _ = thread.join();
         }
     }
@@ -262,7 +263,7 @@ mod tests {
             while asked.load(Ordering::SeqCst) < taken + 1 && Instant::now() < deadline {
                 std::thread::yield_now();
             }
-            // Time enough for a thread that would go too far.
+            // Long enough for a thread to run too far ahead.
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!(asked.load(Ordering::SeqCst), taken + 1);
         }
@@ -279,7 +280,7 @@ mod tests {
         let mut input = Input::start(steps, InputKind::Device, &Device::flex());
         input.next().unwrap().unwrap();
         drop(input);
-        // The thread held its steps; it has been joined.
+        // The thread held its steps, and has been joined.
         assert_eq!(Arc::strong_count(&held), 1);
     }
 }

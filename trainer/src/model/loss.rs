@@ -1,7 +1,8 @@
 //! Losses of training and evaluation.
 //!
 //! In: logits `[N, K]`, the classes. Out: the loss of all samples, summed.
-//! Invariant: sums are made here, means only where the global number of samples is known.
+//! Invariant: this module returns sums. Means are computed where the global number of samples is
+//! known.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,13 +20,13 @@ const PRESENT_FROM: f64 = 0.2;
 
 /// A loss. [`ModelFamily::loss`](super::family::ModelFamily::loss) returns a custom one.
 pub trait Loss: Debug + Send + Sync {
-    /// Returns the summed (not averaged) loss of all samples, to be differentiated.
+    /// Returns the summed (not averaged) loss of all samples, for differentiation.
     ///
     /// # Shapes
     /// `logits`: `[N, K]`; returns `[1]`.
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1>;
 
-    /// Returns the loss that evaluation reports. Default: that of training.
+    /// Returns the loss that evaluation reports. Default: the training loss.
     ///
     /// # Shapes
     /// `logits`: `[N, K]`; `labels`: `[N]`; returns `[1]`, or parts of the sum, which are added in
@@ -34,19 +35,19 @@ pub trait Loss: Debug + Send + Sync {
         self.sum(logits, Targets::of(labels))
     }
 
-    /// Returns true if [`sum`](Self::sum) computes the same for all inputs: it draws no numbers and
-    /// does not branch on values read back, so a GPU may capture a step and replay it. Default:
-    /// false.
+    /// Returns true if [`sum`](Self::sum) performs the same operations for all inputs: it draws no
+    /// random numbers and does not branch on values read back. A GPU may then capture a step and
+    /// replay it. Default: false.
     fn is_recordable(&self) -> bool {
         false
     }
 }
 
-/// Cross entropy, with label smoothing in training (Szegedy et al. 2015, 1512.00567). Where images
-/// are mixed, it is that of both classes by their shares.
+/// Cross entropy, with label smoothing in training (Szegedy et al. 2015, 1512.00567). The loss of a
+/// mixed image is the cross entropy of both classes, weighted by their shares.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CrossEntropy {
-    /// Share of a sample's weight spread over all classes, in `[0, 1)`.
+    /// Share of a sample's weight that is spread over all classes, in `[0, 1)`.
     pub label_smoothing: f64,
 }
 
@@ -88,26 +89,26 @@ impl Loss for CrossEntropy {
     }
 }
 
-/// A loss that is computed from the share of each class in each label.
+/// A loss computed from the share of each class in each label.
 #[derive(Clone, Debug)]
 struct OfShares {
     /// Softmax: cross entropy. Sigmoid: binary cross entropy of each class, averaged over the
     /// classes (Wightman et al. 2021, 2110.00476, section 4). Evaluation reports cross entropy, as
     /// timm does.
     kind: KernelLoss,
-    /// Share of a sample's weight spread over all classes, in `[0, 1)`, of cross entropy.
+    /// Share of a sample's weight in cross entropy that is spread over all classes, in `[0, 1)`.
     label_smoothing: f64,
-    /// Weight of each class, as PyTorch's with `weight=`; empty without weights. The sum is not
-    /// normalised here: where samples have one class each, the mean is over the weights of all
-    /// samples of a step, and [`Stepper`](crate::step::Stepper) divides by them.
+    /// Weight of each class, as in PyTorch's `weight=`; empty without weights. The sum is not
+    /// normalised here. If each sample has one class, [`Stepper`](crate::step::Stepper) divides by
+    /// the summed weights of a step's samples.
     weights: Vec<f32>,
-    /// Compute by the kernel with the same bits on every CPU, where the device has it.
+    /// True to use the kernel with the same bits on every CPU, if the device has it.
     has_same_bits: bool,
 }
 
 impl Loss for OfShares {
     /// # Panics
-    /// When there are weights, but not one for each logit.
+    /// If there are weights, but not one per logit.
     fn sum(&self, logits: Tensor<2>, targets: Targets) -> Tensor<1> {
         let [_, num_classes] = logits.dims();
         let device = logits.device();
@@ -148,8 +149,8 @@ impl Loss for OfShares {
         }
     }
 
-    /// Returns the loss of each sample, if the kernel computes them: added in f64, the sum does not
-    /// depend on the batches of the ranks.
+    /// Returns the loss of each sample, if the kernel computes it. The sum in f64 is then
+    /// independent of the batches of the ranks.
     fn test_sum(&self, logits: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
         let of_burn = |logits| CrossEntropy::default().sum(logits, Targets::of(labels.clone()));
         if !self.has_same_bits {
@@ -173,8 +174,8 @@ impl Loss for OfShares {
     }
 }
 
-/// Returns the share of each class in each label, `[N, K]`, without reading from the device, as
-/// `one_hot` of burn would.
+/// Returns the share of each class in each label, `[N, K]`. Reads nothing from the device, unlike
+/// `one_hot` of burn.
 fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Device) -> Tensor<2> {
     let share_of = |labels: Tensor<1, Int>| {
         let ([num_samples], at) = (labels.dims(), labels.device());
@@ -196,8 +197,8 @@ fn shares(Targets { labels, mixed }: Targets, num_classes: usize, device: &Devic
     }
 }
 
-/// Returns false if a loss ignores the second class of mixed images: then a sum over mixed samples
-/// is that over their first classes.
+/// Returns false if a loss ignores the second class of mixed images. Its sum over mixed samples
+/// then equals the sum over their first classes.
 pub fn takes_mixed_targets(loss: &dyn Loss, num_classes: usize, device: &Device) -> bool {
     if num_classes < 2 {
         return true;
@@ -220,8 +221,8 @@ pub fn takes_mixed_targets(loss: &dyn Loss, num_classes: usize, device: &Device)
         })
 }
 
-/// Returns the loss of the options, with the same bits on every CPU where `--cpu` names an
-/// instruction set; `class_weights` has one weight a class.
+/// Returns the loss of the options, with the same bits on every CPU if `--cpu` names an instruction
+/// set. `class_weights` has one weight per class.
 pub fn configured(
     choice: &LossChoice,
     class_weights: Option<&[f64]>,
@@ -246,7 +247,7 @@ pub fn configured(
     })
 }
 
-/// Returns the loss of evaluations.
+/// Returns the evaluation loss.
 pub fn cross_entropy(compute: &ComputeSection) -> Arc<dyn Loss> {
     let choice = LossChoice::CrossEntropy {
         label_smoothing: 0.0,
@@ -370,8 +371,8 @@ mod tests {
     #[test]
     fn weighted_cross_entropy_and_its_gradients_are_those_of_pytorch() {
         // torch.nn.functional.cross_entropy(logits, [1, 2, 1], weight=[0.5, 2.0, 3.0],
-        // label_smoothing=s, reduction="sum") and its gradients; of mixed labels, with the targets
-        // 0.75 of those and 0.25 of [2, 0, 1].
+        // label_smoothing=s, reduction="sum") and its gradients. Mixed labels: the targets are 0.75
+        // of these labels and 0.25 of [2, 0, 1].
         let expected: [(f64, bool, f64, [f64; 9]); 3] = [
             (
                 0.0,

@@ -1,7 +1,7 @@
-//! The family of the residual networks, and weights for any model.
+//! The family of residual networks, and weights for any model.
 //!
-//! In: flags, class count, seed; a file. Out: a [`ResNet`] on a device; a model that holds the
-//! file's weights.
+//! In: flags, class count, seed; a weights file. Out: a [`ResNet`] on a device; a model with the
+//! weights of the file.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ impl ModelFamily for ResNetFamily {
 /// Returns the configured network with random weights.
 ///
 /// # Errors
-/// When there is no network of that depth, or there are no classes.
+/// If there is no network of that depth, or there are no classes.
 pub fn resnet(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
     Ok(layers(model, request)?.init(request.seed, request.device))
 }
@@ -62,10 +62,10 @@ fn layers(model: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNetConfig>
         .with_computation(request.computation()?))
 }
 
-/// Loads weights into `model`, and reports their place in the file and what was not used.
+/// Loads weights into `model`. Reports where the file holds them, and the unused tensors.
 ///
 /// # Errors
-/// As [`burn_resnet::load_weights_with`].
+/// Same as [`burn_resnet::load_weights_with`].
 pub fn load_weights_with_report<M: Module>(
     model: M,
     path: &Path,

@@ -1,9 +1,8 @@
-//! Parts of a model by the names of their fields: frozen parts, and parts with their own learning
-//! rate.
+//! Parts of a model, named by fields: frozen parts, and parts with their own learning rate.
 //!
-//! In: names such as `layer1` or `layer1.0.conv1`. Out: the parameters within them. Variants of
-//! enums, and modules that hold the whole model, need not be named.
-//! Invariant: a name that the model has not is refused.
+//! In: names such as `layer1` or `layer1.0.conv1`. Out: the parameters within them. Names may omit
+//! variants of enums, and modules that hold the whole model.
+//! Invariant: a name that the model does not have is rejected.
 
 use std::iter::successors;
 
@@ -13,8 +12,8 @@ use burn::tensor::Tensor;
 use burn_resnet::shared_modules;
 use distributed::replica::ParameterLayout;
 
-/// Returns true if the tensor at `path` belongs to `part`, by its whole path or by the path below
-/// up to `depth` modules that hold the whole model.
+/// Returns true if the tensor at `path` belongs to `part`. `part` matches the whole path, or the
+/// path below up to `depth` modules that hold the whole model.
 pub fn is_within(path: &str, part: &str, depth: usize) -> bool {
     let below = successors(Some(path), |path| {
         path.split_once('.').map(|(_, rest)| rest)
@@ -26,7 +25,7 @@ pub fn is_within(path: &str, part: &str, depth: usize) -> bool {
         .any(|path| path.strip_prefix(part).is_some_and(is_part))
 }
 
-/// Returns the number of modules, from the outermost, that hold all of `layout`.
+/// Returns the number of outermost modules that hold all of `layout`.
 pub fn depth(layout: &ParameterLayout) -> usize {
     let paths: Vec<&str> = layout
         .entries()
@@ -36,10 +35,10 @@ pub fn depth(layout: &ParameterLayout) -> usize {
     shared_modules(&paths)
 }
 
-/// Refuses parts without a parameter of `layout`.
+/// Rejects parts without a parameter of `layout`.
 ///
 /// # Errors
-/// A sentence that names `option` and the outermost parts that there are.
+/// A sentence that names `option` and the outermost parts of the model.
 pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Result<()> {
     let paths = || layout.entries().iter().map(|entry| entry.path.as_str());
     let depth = depth(layout);
@@ -57,7 +56,7 @@ pub fn expect(option: &str, parts: &[String], layout: &ParameterLayout) -> Resul
     Ok(())
 }
 
-/// Returns `model` with these parts frozen: they get no gradient. Norm statistics continue, as in
+/// Freezes these parts of `model`: they get no gradient. Norm statistics still update, as in
 /// PyTorch without `requires_grad`.
 pub fn freeze<M: Module>(model: M, parts: &[String]) -> M {
     let depth = depth(&ParameterLayout::new(&model));
@@ -69,7 +68,7 @@ pub fn freeze<M: Module>(model: M, parts: &[String]) -> M {
 }
 
 struct Freezing<'a> {
-    /// Empty for a variant of an enum.
+    /// Field names; the name is empty for a variant of an enum.
     path: Vec<String>,
     parts: &'a [String],
     depth: usize,

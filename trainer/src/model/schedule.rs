@@ -1,7 +1,7 @@
 //! The learning rate of every step, decided once.
 //!
 //! In: [`TrainConfig`] and the steps of an epoch. Out: a pure function of the step.
-//! Invariant: it depends on the step alone, so a resumed run continues on the same course.
+//! Invariant: the rate depends only on the step, so a resumed run continues on the same course.
 //! Source: warmup Goyal et al. 2017, 1706.02677, section 2.2; cosine Loshchilov and Hutter 2016,
 //! 1608.03983, equation 5 without restarts; one-cycle Smith and Topin 2017, 1708.07120; multistep
 //! He et al. 2015, 1512.03385, section 4.2.
@@ -15,9 +15,8 @@ const ONE_CYCLE_FINAL_FACTOR: f64 = 1e-4;
 /// The learning rate as a function of the step.
 ///
 /// # Differs from PyTorch
-/// One-cycle moves the learning rate only and leaves momentum alone
-/// (`OneCycleLR(cycle_momentum=False)`), and reaches its end one step after the last. Rates are set
-/// for every step, not for every epoch.
+/// One-cycle changes the learning rate but not the momentum (`OneCycleLR(cycle_momentum=False)`),
+/// and reaches its end one step after the last. Rates are set for every step, not for every epoch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LearningRate {
     peak: f64,
@@ -54,11 +53,11 @@ impl LearningRate {
     /// Returns the rate of `step`, counted from 0 over the whole run. Steps after the planned ones
     /// have the rate of the last planned step.
     ///
-    /// Warmup starts at `warmup_start_factor` of the peak and rises linearly by the step; Goyal et
-    /// al. start at 1/k for a batch k times the reference, which is `--warmup-start-factor` 1/k.
-    /// The first step after warmup has the peak.
+    /// Warmup starts at `warmup_start_factor` of the peak and rises linearly with the step. Goyal
+    /// et al. start at 1/k for a batch k times the reference, which is `--warmup-start-factor` 1/k.
+    /// The first step after warmup has the peak rate.
     pub fn at(&self, step: u64) -> f64 {
-        // A course that ends at zero keeps its last rate, so that longer training still moves.
+        // Keep the last rate of a course that ends at zero, so that longer training still updates.
         if self.course.depends_on_epochs() {
             self.planned(step.min(self.total_steps - 1))
         } else {
@@ -66,7 +65,7 @@ impl LearningRate {
         }
     }
 
-    /// The course itself, which ends one step after the last of its planned steps.
+    /// Returns the rate of the course, which ends one step after its last planned step.
     fn planned(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             let progress = step as f64 / self.warmup_steps as f64;
@@ -99,7 +98,7 @@ impl LearningRate {
     }
 }
 
-/// From 1 at 0 down to 0 at 1.
+/// Returns half a cosine, from 1 at 0 down to 0 at 1.
 fn half_cosine(progress: f64) -> f64 {
     0.5 * (1.0 + libm::cos(PI * progress))
 }
@@ -153,7 +152,7 @@ mod tests {
         fn rates_rise_to_the_peak_in_warmup_and_never_rise_after_it(schedule in any_schedule()) {
             let warmup = schedule.warmup_steps;
             for step in 1..=warmup {
-                // A milestone may lie inside the warmup; the first step after it then is below the
+                // If a milestone lies inside the warmup, the first step after warmup is below the
                 // peak.
                 if step < warmup || schedule.course.kind() != ScheduleKind::Multistep {
                     prop_assert!(schedule.at(step) > schedule.at(step - 1));
@@ -214,7 +213,7 @@ mod tests {
 
     #[test]
     fn one_cycle_has_the_rates_of_pytorch_at_start_peak_and_end() {
-        // torch.optim.lr_scheduler.OneCycleLR starts at max_lr / 25 and ends at that / 1e4.
+        // torch.optim.lr_scheduler.OneCycleLR starts at max_lr / 25 and ends at 1e-4 of this start.
         let schedule = planned(ScheduleKind::OneCycle, 10, 3.0, 10);
         assert!((schedule.at(0) - 0.4 / 25.0).abs() < 1e-12);
         assert_eq!(schedule.at(30), 0.4);

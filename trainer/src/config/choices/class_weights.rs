@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 pub enum ClassWeights {
     /// Number of training samples / (number of classes with samples * samples of the class).
     Balanced,
-    /// One weight a class, in label order.
+    /// One weight per class, in label order.
     Given(Vec<f64>),
 }
 
 impl ClassWeights {
-    /// Returns the weights of classes with these numbers of training samples; balanced weights are
-    /// 0 for a class without samples.
+    /// Returns the class weights for these numbers of training samples. Balanced weights are 0 for
+    /// a class without samples.
     ///
     /// # Errors
-    /// When there is another number of weights than of classes.
+    /// If the number of weights differs from the number of classes.
     pub fn of(&self, class_sizes: &[usize]) -> Result<Vec<f64>, String> {
         match self {
             Self::Balanced => {

@@ -1,7 +1,7 @@
 //! The device of a rank.
 //!
-//! In: text of the command line or of a TOML file, the features of this program, the machine's
-//! driver. Out: [`DeviceChoice`].
+//! In: text of the command line or of a TOML file, the features of this program, the driver of the
+//! machine. Out: [`DeviceChoice`].
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use super::{InputKind, UpdateKind};
 
-/// The backend that computes, and the index of its device.
+/// A backend and the index of its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "super::Written", into = "super::Written")]
 pub enum DeviceChoice {
@@ -18,12 +18,12 @@ pub enum DeviceChoice {
     Flex,
     /// burn's ndarray backend on the CPU.
     Ndarray,
-    /// An NVIDIA GPU: the one with this index, or that of the rank's `local_rank`.
+    /// The NVIDIA GPU with this index; `None`: with the index `local_rank` of the rank.
     Cuda(Option<usize>),
 }
 
 impl DeviceChoice {
-    /// Returns the backends compiled into this program, best known first.
+    /// Returns the backends compiled into this program, the best known first.
     pub fn built_in() -> Vec<&'static str> {
         let known = [
             ("flex", cfg!(feature = "flex")),
@@ -50,7 +50,7 @@ impl DeviceChoice {
         }
     }
 
-    /// Returns the name of the backend, which is also that of its cargo feature.
+    /// Returns the name of the backend, which is also the name of its cargo feature.
     pub fn backend(self) -> &'static str {
         match self {
             Self::Flex => "flex",
@@ -67,8 +67,8 @@ impl DeviceChoice {
         }
     }
 
-    /// Returns the default of `--input`: a GPU makes its images, since the upload takes longer than
-    /// the work.
+    /// Returns the default of `--input`. A GPU prepares its images, because the upload takes longer
+    /// than this work.
     pub fn input(self) -> InputKind {
         match self {
             Self::Flex | Self::Ndarray => InputKind::Host,

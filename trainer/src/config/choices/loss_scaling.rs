@@ -17,22 +17,23 @@ pub enum LossScaling {
     /// No scaling.
     #[default]
     None,
-    /// Halved when gradients overflow, and that step is skipped; doubled after 2000 good steps.
+    /// A factor that an overflow of gradients halves and 2000 good steps double. A step with an
+    /// overflow is skipped.
     Dynamic,
-    /// Always this power of two.
+    /// A constant power of two.
     Fixed(u32),
 }
 
 impl LossScaling {
-    /// The largest factor: the loss of a whole batch stays far below the largest f32.
+    /// Largest factor: the loss of a whole batch stays far below the largest f32.
     pub const LARGEST: u32 = 1 << 24;
 
-    /// Returns true if `number` is a possible factor.
+    /// Returns true if `number` is a valid factor.
     pub fn is_factor(number: u32) -> bool {
         number.is_power_of_two() && number <= Self::LARGEST
     }
 
-    /// Returns the default for activations of `dtype`: f16, whose smallest number is 2^-24, needs
+    /// Returns the default for activations of `dtype`. f16, whose smallest number is 2^-24, needs
     /// scaling; bf16 has the range of f32.
     pub fn of(dtype: Activations) -> Self {
         match dtype {

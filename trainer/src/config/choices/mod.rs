@@ -236,7 +236,7 @@ choices! {
 }
 
 impl ModelOption {
-    /// All of them.
+    /// All options.
     pub const ALL: &'static [Self] = &[
         Self::ZeroGamma,
         Self::Kernels,
@@ -253,14 +253,14 @@ impl DatasetKind {
         matches!(self, Self::Cifar10 | Self::Cifar100)
     }
 
-    /// Returns true if the images are files of any size.
+    /// Returns true for data sets of image files of any size.
     pub fn is_of_files(self) -> bool {
         matches!(self, Self::ImageFolder | Self::Shards | Self::Parquet)
     }
 }
 
 impl ReductionChoice {
-    /// Returns the algorithm over messages between ranks; `None` for NCCL.
+    /// Returns the algorithm that uses messages between ranks; `None` for NCCL.
     pub fn kind(self) -> Option<ReductionKind> {
         Some(match self {
             Self::Mpi => ReductionKind::Library,
@@ -284,7 +284,7 @@ impl Compression {
         self.0 != CompressionKind::None
     }
 
-    /// Returns true if the first steps may be sent uncompressed.
+    /// Returns true if the first steps can be sent uncompressed.
     pub fn has_warmup(self) -> bool {
         matches!(
             self.0,
@@ -307,13 +307,13 @@ impl FromStr for Compression {
     }
 }
 
-/// The smallest and the largest share of an image's area in a random crop, as `0.08:1`.
+/// Smallest and largest share of an image's area in a random crop, as `0.08:1`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct CropScale {
-    /// Above 0.
+    /// Smallest share, above 0.
     pub min: f64,
-    /// At most 1, and no less than `min`.
+    /// Largest share, from `min` to 1.
     pub max: f64,
 }
 
@@ -353,9 +353,9 @@ impl FromStr for CropScale {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct RateFactor {
-    /// Names of the fields from the model's root, dotted.
+    /// Names of the fields from the model's root, joined by dots.
     pub part: String,
-    /// On the learning rate.
+    /// Factor on the learning rate.
     pub factor: f64,
 }
 
@@ -386,7 +386,7 @@ impl FromStr for RateFactor {
     }
 }
 
-/// A choice in a file: a number, or text.
+/// A choice in a file: a number or text.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -394,7 +394,7 @@ enum Written {
     Text(String),
 }
 
-/// Implements how serde reads and writes a type, by its `FromStr` and `Display`.
+/// Implements serde for a type through its `FromStr` and `Display`.
 macro_rules! text_in_files {
     ($($kind:ty),+) => {$(
         impl TryFrom<Written> for $kind {

@@ -30,7 +30,7 @@ impl fmt::Display for Figure {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "super::Written", into = "super::Written")]
 pub struct Monitor {
-    /// `val` or `test`; none means the split that is evaluated in every epoch.
+    /// `val` or `test`; `None` means the split that is evaluated in every epoch.
     pub split: Option<String>,
     /// The compared figure.
     pub figure: Figure,

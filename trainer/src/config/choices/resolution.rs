@@ -5,22 +5,22 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Heights and widths, pixels. Training on smaller images first is that of Howard 2018 (progressive
-/// resizing), and of FFCV.
+/// Heights and widths, pixels. Smaller images in early training follow Howard 2018 (progressive
+/// resizing) and FFCV.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "super::Written", into = "super::Written")]
 pub struct Resolution {
-    /// (share of the epochs, side): from there on; the first of them from 0.
+    /// (share of the epochs, side): the side applies from this share on; the first share is 0.
     training: Vec<(f64, usize)>,
-    /// The side in evaluation, where it is another than the last of training.
+    /// Side in evaluation, if it differs from the last side in training.
     evaluation: Option<usize>,
 }
 
 impl Resolution {
-    /// Returns the side of training images in an epoch of so many planned ones; later epochs keep
-    /// the last.
+    /// Returns the side of training images in an epoch of `planned` ones. Later epochs keep the
+    /// last side.
     pub fn in_epoch(&self, epoch: u64, planned: u64) -> usize {
-        // 0.28 of 25 epochs are 7, though their product in f64 is a little more.
+        // 0.28 of 25 epochs is 7, but the product in f64 is slightly larger.
         let reached = |(share, _): &&(f64, usize)| epoch as f64 + 1e-6 >= share * planned as f64;
         self.training
             .iter()
@@ -30,7 +30,7 @@ impl Resolution {
             .1
     }
 
-    /// Returns the side of test images, and of all images of the trained model.
+    /// Returns the side of test images, and of all images for the trained model.
     pub fn in_evaluation(&self) -> usize {
         self.evaluation
             .unwrap_or(self.training[self.training.len() - 1].1)
@@ -44,7 +44,7 @@ impl Resolution {
             .chain(self.evaluation)
     }
 
-    /// Returns true if training has images of several sides, or of another side than evaluation.
+    /// Returns true if training uses several sides, or another side than evaluation.
     pub fn varies(&self) -> bool {
         self.sides().any(|side| side != self.in_evaluation())
     }

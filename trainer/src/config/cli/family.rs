@@ -1,6 +1,6 @@
-//! The flags of a model family, and those of a command.
+//! The flags of a model family combined with the flags of a command.
 //!
-//! In: flags. Out: the command's flags with those of the model by key. Invariant: a flag that was
+//! In: flags. Out: the command's flags, and the model's flags by key. Invariant: a flag that was
 //! not typed is absent.
 
 use super::{BenchArgs, EvalArgs, PredictScalingArgs, TrainArgs};
@@ -9,15 +9,15 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use toml::{Table, Value};
 
-/// The flags of a model by key, as the section `[model]` of a TOML file holds them. Only its family
-/// knows their names.
+/// Flags of a model by key, as in section `[model]` of a TOML file. Only the model's family knows
+/// their names.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct ModelSection(pub(crate) Table);
 
 impl<'de> Deserialize<'de> for ModelSection {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // A checkpoint's JSON has null for what was left open, which TOML has not.
+        // The JSON of a checkpoint has null for absent flags. TOML has no null.
         let keys = BTreeMap::<String, Option<Value>>::deserialize(deserializer)?;
         Ok(Self(
             keys.into_iter()
@@ -52,7 +52,7 @@ pub struct WithModel<A: Args, C: Args> {
 
 /// The flags of a command that makes a model.
 pub trait TakesModel: Args {
-    /// The section of the model among them.
+    /// Returns the model section of the flags.
     fn model_mut(&mut self) -> &mut ModelSection;
 }
 

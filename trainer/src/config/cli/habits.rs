@@ -1,4 +1,4 @@
-//! Answers to the flags of other programs.
+//! Tips for flags of other programs.
 //!
 //! In: clap's error about an unknown argument. Out: the error with a tip that names a flag of this
 //! program.
@@ -8,10 +8,10 @@ use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Flags of PyTorch's and timm's scripts, Lightning, torchrun and Ultralytics, without dashes, and
-/// what to write instead.
+/// the equivalents of this program.
 const HABITS: &str = include_str!("habits.txt");
 
-/// Returns names, separated by spaces, with their answer.
+/// Returns names, separated by spaces, with their equivalent.
 fn habits() -> impl Iterator<Item = (&'static str, &'static str)> {
     HABITS.lines().filter_map(|line| line.split_once(": "))
 }
@@ -28,8 +28,8 @@ const WEIGHTS: [&str; 8] = [
     ".safetensors",
 ];
 
-/// Adds a tip to an error about an argument of another program; `definitions` are those of this
-/// program.
+/// Adds a tip to an error about an argument of another program. `definitions`: the commands and
+/// flags of this program.
 pub(super) fn explained(mut error: clap::Error, definitions: &Command) -> clap::Error {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
         return error;

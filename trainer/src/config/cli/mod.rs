@@ -1,8 +1,7 @@
-//! The command line as typed: every flag an `Option`, nothing decided yet.
+//! The command line as typed: every flag is an `Option`, and no default is applied.
 //!
 //! In: the program's arguments. Out: [`CommandOf`] a model family. Invariant: a flag that was not
-//! typed is `None`, so that [`crate::config`] knows what was asked for and can refuse an option
-//! without effect.
+//! typed is `None`, so [`crate::config`] can reject a typed option without effect.
 
 #![allow(
     rustdoc::invalid_html_tags,
@@ -38,10 +37,10 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use study::{CompareArgs, StudyArgs};
 
-/// The variable that replaces `--cpu`.
+/// Environment variable that replaces `--cpu`.
 pub(super) const CPU_VARIABLE: &str = "LOCKSTEP_CPU";
 
-/// Returns a variable of the environment: a debugging switch, or one of another program.
+/// Returns an environment variable: a debugging switch, or a variable of another program.
 pub fn environment(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }
@@ -65,7 +64,7 @@ pub type Cli = CliOf<ModelArgs>;
 impl<A: Args + Default> CliOf<A> {
     /// Returns the definitions of commands and flags, with the name of the started program.
     pub fn definitions() -> clap::Command {
-        // So that the range of an option answers a negative number.
+        // Accept negative numbers, so that the range check of the option reports them.
         let with_numbers = |argument: Arg| {
             let takes_values = argument.get_action().takes_values();
             argument.allow_negative_numbers(takes_values)
@@ -73,13 +72,13 @@ impl<A: Args + Default> CliOf<A> {
         let definitions = Self::command().mut_subcommands(|command| command.mut_args(with_numbers));
         let program = std::env::args_os().next().unwrap_or_default();
         match Path::new(&program).file_name() {
-            // clap takes a name that lives as long as the program.
+            // clap requires a name with a static lifetime.
             Some(name) => definitions.name(&*name.to_string_lossy().into_owned().leak()),
             None => definitions,
         }
     }
 
-    /// Returns the typed flags. Ends the program after `--help`, `--version` or an error.
+    /// Returns the typed flags. Exits after `--help`, `--version` or an error.
     pub fn typed() -> Self {
         let mut definitions = Self::definitions();
         if environment(CPU_VARIABLE).is_some_and(|value| value.is_empty()) {
@@ -100,14 +99,14 @@ impl<A: Args + Default> CliOf<A> {
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
-    /// Returns the command; `train` with its defaults if nothing was typed.
+    /// Returns the command; without a command, `train` with its defaults.
     pub fn into_command(self) -> CommandOf<A> {
         self.command
             .unwrap_or_else(|| CommandOf::Train(Box::default()))
     }
 }
 
-/// Adds the variable to an error about `--cpu`, because the value may come from it.
+/// Adds the variable to an error about `--cpu`, because the variable may have set the value.
 fn naming_variable(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
         && flag.starts_with("--cpu ")

@@ -1,8 +1,8 @@
-//! The sections of a training run as typed: one struct is a heading of `--help` and a `[section]`
+//! The sections of a training run as typed. Each struct is a heading of `--help` and a `[section]`
 //! of a TOML file.
 //!
 //! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are
-//! refused.
+//! rejected.
 
 use super::family::ModelSection;
 use super::optimizer::OptimizerArgs;

@@ -1,7 +1,7 @@
-//! Flags of synchronisation: how the ranks' gradients or parameters become one.
+//! Flags of synchronisation: the combination of gradients or parameters of all ranks.
 //!
 //! In: flags, or TOML with the flags' names as keys. Out: options. Invariant: unknown keys are
-//! refused.
+//! rejected.
 
 use std::path::PathBuf;
 
@@ -53,7 +53,7 @@ pub struct SyncArgs {
     #[arg(long)]
     pub servers: Option<usize>,
 
-    /// Ranks that are parameter servers [default: beside]
+    /// Ranks that are parameter servers [default: `beside`]
     #[arg(long, value_name = "PLACE")]
     pub server_placement: Option<PlacementKind>,
 

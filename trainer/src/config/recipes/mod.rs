@@ -1,7 +1,7 @@
-//! Published trainings by name: options as a TOML file has them, below all that is typed.
+//! Published trainings by name: options as in a TOML file, overridden by all typed options.
 //!
-//! In: a name. Out: [`TrainArgs`]. Invariant: options of a recipe are printed, saved and changed as
-//! ordinary options.
+//! In: a name. Out: [`TrainArgs`]. Invariant: options of a recipe are printed, saved and changed
+//! like ordinary options.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub enum Recipe {
 }
 
 impl Recipe {
-    /// Returns the options, without the model in a program of another family.
+    /// Returns the options, without the model if the program has another family.
     pub(super) fn options(self, family: &Family) -> Result<TrainArgs, ConfigError> {
         let text = match self {
             Self::CifarResnet18 => include_str!("cifar-resnet18.toml"),

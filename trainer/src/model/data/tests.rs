@@ -1,4 +1,4 @@
-//! The work that ranks share when they open a data set.
+//! Tests of the work that ranks share when they open a data set.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use distributed::run_ranks;
 
 use super::*;
 
-/// A data set of one image whose checksum reads files, which is counted.
+/// A data set of one image, which counts reads of files for its checksum.
 struct Counted {
     num_readings: Arc<AtomicUsize>,
     checksum: OnceLock<String>,
@@ -63,8 +63,8 @@ impl ImageDataset for Counted {
     }
 }
 
-/// The checksums of the train split on each of three ranks of one node, some without data, and how
-/// many read it.
+/// Returns the checksum of the train split on each of three ranks of one node, some without data,
+/// and the number of reads.
 fn checksums_on_ranks(
     reads_files: bool,
     without_data: Option<usize>,
@@ -72,7 +72,7 @@ fn checksums_on_ranks(
     checksums_of([Path::new("/"); 3], reads_files, without_data)
 }
 
-/// As [`checksums_on_ranks`], from these folders.
+/// Does the same as [`checksums_on_ranks`], from these folders.
 fn checksums_of(
     folders: [&Path; 3],
     reads_files: bool,
@@ -88,7 +88,7 @@ fn checksums_of(
             })
         };
         let train = split();
-        // The test split is the same: what counts is the train split's.
+        // The test split is the same, since only the train split is counted.
         let normalization = Normalization::uniform(1);
         let data = DatasetSplits::of_two(train.clone(), train, normalization);
         let data = (Some(communicator.rank()) != without_data).then_some(data);
@@ -157,7 +157,7 @@ fn ranks_share_their_node_s_memory_and_processors() {
     );
 }
 
-/// Black images with these labels, of two classes.
+/// Black images of two classes, with these labels.
 struct Labelled(Vec<usize>, [String; 2]);
 
 impl ImageDataset for Labelled {
