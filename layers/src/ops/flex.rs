@@ -1,7 +1,6 @@
 //! The extension on Flex: the body of each operation, chosen by the number format.
 //!
-//! In and out: as in the trait. f32 and bf16 use Lockstep's kernels, wider formats burn's
-//! operations.
+//! In and out: as in the trait. Kernels compute f32 and bf16, burn's operations wider formats.
 //! Invariant: activations of f16 are computed in f32 by the same kernels, and the result of a layer
 //! is rounded to f16. They use no links between layers, which share values before rounding.
 

@@ -2,8 +2,9 @@
 //!
 //! In: stored activations.
 //! Out: a band of rows as the kernels read it, in place or in a worker's slot, and the products.
-//! Invariant: nothing beyond a run is read: the last value of an odd one makes a pair with zero.
-//! (Its neighbour times a weight of zero would be a NaN where the neighbour is not finite.)
+//! Invariant: no value after the end of a run is read. In a run of odd length, the last value is
+//! paired with zero. (The next value times a weight of zero would be NaN if that value is not
+//! finite.)
 
 use half::bf16;
 
