@@ -2,7 +2,8 @@
 //!
 //! In: a layout and a limit in bytes. Out: contiguous ranges of the flat gradient buffer, last
 //! parameters first.
-//! Invariant: pure and equal on all ranks: every parameter lies whole in exactly one bucket.
+//! Invariant: the buckets are a pure function and equal on all ranks. Each parameter lies
+//! completely in one bucket.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3: reverse order follows
 //! the backward pass, and a small first bucket starts communication early.
 
@@ -16,16 +17,16 @@ use crate::replica::ParameterLayout;
 /// Limit of the first bucket, in bytes.
 const FIRST_BUCKET_CAP_BYTES: usize = 1 << 18;
 
-/// Parameters whose gradients are reduced by one collective.
+/// Parameters whose gradients one collective reduces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Indices of its elements in the flat buffer.
+    /// Indices of the elements in the flat buffer.
     pub elements: Range<usize>,
-    /// Indices of its parameters in the layout, at least one.
+    /// Indices of the parameters in the layout, at least one.
     pub parameters: Range<usize>,
 }
 
-/// The buckets of a layout; bucket 0 holds the last parameters.
+/// The buckets of a layout. Bucket 0 holds the last parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketPlan {
     buckets: Vec<Bucket>,
@@ -33,21 +34,21 @@ pub struct BucketPlan {
 }
 
 impl BucketPlan {
-    /// Returns the default limit for `total_bytes` of gradients: an eighth of them, within 64 to
-    /// 512 KiB.
+    /// Returns the default limit for `total_bytes` of gradients: an eighth of the bytes, between 64
+    /// and 512 KiB.
     ///
     /// The reduction of the last bucket does not overlap with the backward pass, so smaller buckets
-    /// are better. Each bucket has a latency, so very small ones are not. Larger ones gain no
-    /// bandwidth. Measured on hosts joined by 200 Mbit/s and 1 Gbit/s.
+    /// are better. Each bucket adds a latency, so very small buckets are worse. Larger buckets gain
+    /// no bandwidth. Measured on hosts with 200 Mbit/s and 1 Gbit/s links.
     #[must_use]
     pub fn default_cap_bytes(total_bytes: usize) -> usize {
         (total_bytes / 8).clamp(1 << 16, 1 << 19)
     }
 
-    /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`, the first
-    /// up to 256 KiB at most.
+    /// Fills buckets from the last parameter to the first, each up to `bucket_cap_bytes`. The first
+    /// bucket holds at most 256 KiB.
     ///
-    /// A parameter larger than the limit has its own bucket.
+    /// A parameter larger than the limit has a bucket of only this parameter.
     ///
     /// # Units
     /// `bucket_cap_bytes` counts bytes of `f32`.

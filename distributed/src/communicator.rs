@@ -1,8 +1,8 @@
-//! Communication of a rank with the others.
+//! Communication between ranks.
 //!
 //! In: this rank's buffers. Out: sums, copies and gathered bytes, equal on all ranks.
-//! Invariant: every rank makes the same collectives in the same order; an `Err` from any call
-//! except a rejected peer ends the job.
+//! Invariant: every rank calls the same collectives in the same order. An `Err` from any call ends
+//! the job, except the error of a rejected peer.
 //! Source: MPI standard 3.1, chapter 3 (messages), chapter 5 (collectives), 6.4 (duplicates) and
 //! section 8.7 (`MPI_Abort`).
 
@@ -19,7 +19,7 @@ pub use crate::single::SingleCommunicator;
 pub use crate::threads::ThreadCommunicator;
 pub use crate::topology::{Launcher, Topology, check_place, check_world_size, scheduler_job};
 
-/// The rank that acts for all: it prints, writes files and gives its parameters to the others.
+/// The rank that prints, writes files and broadcasts its parameters.
 pub const ROOT: usize = 0;
 
 /// Behaviour of a rank while it waits for the others.
@@ -46,7 +46,7 @@ pub enum ReduceBuffer<'a> {
 }
 
 impl ReduceBuffer<'_> {
-    /// Returns the name of the method of [`Communicator`] that reduces this buffer.
+    /// Returns the name of the [`Communicator`] method that reduces this buffer.
     pub fn collective(&self) -> &'static str {
         match self {
             Self::SumF32(_) => "all_reduce_sum",
@@ -66,7 +66,7 @@ impl ReduceBuffer<'_> {
         }
     }
 
-    /// Returns some of the elements.
+    /// Returns the elements in `range`.
     pub fn slice(&mut self, range: Range<usize>) -> ReduceBuffer<'_> {
         match self {
             Self::SumF32(values) => ReduceBuffer::SumF32(&mut values[range]),
@@ -76,7 +76,7 @@ impl ReduceBuffer<'_> {
         }
     }
 
-    /// Reduces the elements in `bytes`, in this machine's byte order, into this buffer.
+    /// Reduces the elements in `bytes` into this buffer. `bytes` have this machine's byte order.
     pub fn reduce(&mut self, bytes: &[u8]) {
         fn each<T, const N: usize>(values: &mut [T], bytes: &[u8], put: impl Fn(&mut T, [u8; N])) {
             for (value, other) in values.iter_mut().zip(bytes.as_chunks().0) {
@@ -118,7 +118,7 @@ impl ReduceBuffer<'_> {
     }
 }
 
-/// The ranks of one job, seen from one of them.
+/// The ranks of one job, as one rank sees them.
 ///
 /// Every method with a `# Collective` section blocks until all ranks have called it.
 /// Messages go between two different ranks. Messages of one sender with one tag arrive in the order
@@ -126,7 +126,7 @@ impl ReduceBuffer<'_> {
 /// The two highest tags belong to [`AllReducer`](crate::gradients::AllReducer).
 /// After an error only [`abort`](Communicator::abort) may be called.
 pub trait Communicator: Send + Sync + Debug {
-    /// Returns the place of this rank among the others.
+    /// Returns the position of this rank among all ranks.
     fn topology(&self) -> &Topology;
 
     /// Returns the index of this rank, `0..world_size`.
@@ -143,8 +143,8 @@ pub trait Communicator: Send + Sync + Debug {
     /// rank.
     ///
     /// # Errors
-    /// If lengths or kinds differ between ranks (where the communicator detects it), or the job
-    /// ends.
+    /// Returns an error if lengths or kinds differ between ranks (where the communicator detects a
+    /// difference), or if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same kind of buffer and equal lengths.
@@ -153,7 +153,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// Replaces `values` by their sum over all ranks.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Communicator::all_reduce).
+    /// Returns an error in the cases of [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
@@ -164,7 +164,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// Replaces `values` by their sum over all ranks.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Communicator::all_reduce).
+    /// Returns an error in the cases of [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
@@ -175,7 +175,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// Replaces `values` by their sum over all ranks, modulo 2^64.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Communicator::all_reduce).
+    /// Returns an error in the cases of [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
@@ -186,7 +186,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// Replaces `values` by their maximum over all ranks, position by position.
     ///
     /// # Errors
-    /// As for [`all_reduce`](Communicator::all_reduce).
+    /// Returns an error in the cases of [`all_reduce`](Communicator::all_reduce).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
@@ -197,14 +197,14 @@ pub trait Communicator: Send + Sync + Debug {
     /// Replaces `bytes` by the bytes of rank `root`.
     ///
     /// # Errors
-    /// If `root` is not a rank, lengths differ (where the communicator detects it), or the job
-    /// ends.
+    /// Returns an error if `root` is not a rank, if lengths differ (where the communicator detects
+    /// a difference), or if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same root and equal lengths.
     fn broadcast(&self, root: usize, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// Returns the bytes of every rank, in rank order; lengths may differ.
+    /// Returns the bytes of every rank, in rank order. Lengths may differ.
     ///
     /// # Errors
     /// If the job ends.
@@ -213,7 +213,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// Must be called by all ranks.
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
 
-    /// Returns when all ranks have called it.
+    /// Blocks until all ranks have called this method.
     ///
     /// # Errors
     /// If the job ends.
@@ -222,10 +222,10 @@ pub trait Communicator: Send + Sync + Debug {
     /// Must be called by all ranks.
     fn barrier(&self) -> Result<(), CollectiveError>;
 
-    /// Leaves the job in good order; the last call on any communicator of the job.
+    /// Leaves the job in good order. This is the last call on any communicator of the job.
     ///
-    /// Dropping an `MpiCommunicator` of several ranks before `finish` ends the job on all of them.
-    /// [`launch`](crate::launch()) calls `finish`. A communicator around another one forwards it.
+    /// Dropping an `MpiCommunicator` of several ranks before `finish` ends the job on all ranks.
+    /// [`launch`](crate::launch()) calls `finish`. A wrapper of a communicator forwards the call.
     ///
     /// # Errors
     /// If the job ends.
@@ -240,24 +240,25 @@ pub trait Communicator: Send + Sync + Debug {
     /// tag.
     ///
     /// May return before the message is received, or block until then. Two ranks that both send
-    /// before they receive can deadlock; they use [`exchange`](Communicator::exchange).
+    /// before they receive can deadlock. They need [`exchange`](Communicator::exchange).
     ///
     /// # Errors
-    /// If `to` is not another rank or has left, or the job ends.
+    /// Returns an error if `to` is not another rank, if `to` has left, or if the job ends.
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError>;
 
     /// Fills `bytes` with the next message of rank `from` with this tag.
     ///
     /// # Errors
-    /// If `from` is not another rank or has left without a message, the message has another length,
-    /// or the job ends.
+    /// Returns an error if `from` is not another rank, if `from` has left without a message, if the
+    /// message has another length, or if the job ends.
     fn receive(&self, from: usize, tag: u16, bytes: &mut [u8]) -> Result<(), CollectiveError>;
 
-    /// Sends `outgoing` to rank `to` and fills `incoming` from rank `from`, both at once; matches
-    /// only other exchanges.
+    /// Sends `outgoing` to rank `to` and fills `incoming` from rank `from`, both at once. An
+    /// exchange matches only other exchanges.
     ///
     /// # Errors
-    /// As for [`send`](Communicator::send) and [`receive`](Communicator::receive).
+    /// Returns an error in the cases of [`send`](Communicator::send) and
+    /// [`receive`](Communicator::receive).
     fn exchange(
         &self,
         to: usize,
@@ -266,22 +267,24 @@ pub trait Communicator: Send + Sync + Debug {
         incoming: &mut [u8],
     ) -> Result<(), CollectiveError>;
 
-    /// Waits for the next message with this tag from any rank; returns its sender and bytes.
+    /// Waits for the next message with this tag from any rank. Returns the sender and the bytes.
     ///
     /// # Errors
-    /// If there is no other rank, all have left, or the job ends.
+    /// Returns an error if there is no other rank, if all others have left, or if the job ends.
     fn receive_any(&self, tag: u16) -> Result<(usize, Vec<u8>), CollectiveError>;
 
     /// Returns the next message with this tag if one has arrived, without waiting.
     ///
     /// # Errors
-    /// As for [`receive_any`](Communicator::receive_any); a single rank never gets a message.
+    /// Returns an error in the cases of [`receive_any`](Communicator::receive_any), except that a
+    /// single rank gets `None`.
     fn try_receive_any(&self, tag: u16) -> Result<Option<(usize, Vec<u8>)>, CollectiveError>;
 
-    /// Returns a communicator of the same ranks whose calls never mix with those of this one, for
-    /// another thread.
+    /// Returns a communicator of the same ranks for another thread. Its calls never mix with calls
+    /// on this communicator.
     ///
-    /// The duplicate exists until the end of the job. A job makes a few, at its start.
+    /// The duplicate exists until the end of the job. A job makes only a few duplicates, at its
+    /// start.
     ///
     /// # Errors
     /// If the job ends.
@@ -290,8 +293,9 @@ pub trait Communicator: Send + Sync + Debug {
     /// Must be called by all ranks.
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, CollectiveError>;
 
-    /// Returns a communicator of ranks `0..count` on these ranks, `None` on the others. As for a
-    /// [`duplicate`](Communicator::duplicate), its calls never mix with those of this one.
+    /// Returns a communicator of ranks `0..count` on these ranks, and `None` on the others. As for
+    /// a [`duplicate`](Communicator::duplicate), its calls never mix with calls on this
+    /// communicator.
     ///
     /// # Errors
     /// If the job ends.
@@ -306,18 +310,18 @@ pub trait Communicator: Send + Sync + Debug {
     /// Returns true if one thread may use this communicator while another uses a duplicate.
     fn supports_threads(&self) -> bool;
 
-    /// Sets how calls on this communicator wait, including calls in progress; may be called from
-    /// any thread.
+    /// Sets how calls on this communicator wait, including calls in progress. Any thread may call
+    /// this method.
     ///
-    /// Collectives on the communicator that `MpiCommunicator::init` made always
-    /// [spin](WaitPolicy::Spin), inside MPI. Threads always sleep until they are woken.
+    /// Collectives on the communicator of `MpiCommunicator::init` always [spin](WaitPolicy::Spin)
+    /// inside MPI. A thread-rank always sleeps until another thread wakes it.
     fn set_wait_policy(&self, wait_policy: WaitPolicy);
 
-    /// Allocates memory that the ranks of one node share, for reductions; `None`, on all ranks, if
-    /// a node cannot share memory.
+    /// Allocates memory that the ranks of one node share, for reductions. Returns `None` on all
+    /// ranks if a node cannot share memory.
     ///
-    /// `members` are the ranks of this rank's node, ascending. Longer buffers are cut to `bytes`.
-    /// The memory exists until the end of the job.
+    /// `members` are the ranks of this rank's node, ascending. Buffers longer than `bytes` are
+    /// reduced in pieces. The memory exists until the end of the job.
     ///
     /// # Errors
     /// If the job ends.
@@ -333,30 +337,30 @@ pub trait Communicator: Send + Sync + Debug {
         Ok(None)
     }
 
-    /// Ends the job on all ranks, so that none waits for this one.
+    /// Ends the job on all ranks, so that no rank waits for this rank.
     ///
-    /// MPI calls `MPI_Abort` with `exit_code` and does not return. On threads every pending and
-    /// later collective returns [`CollectiveError::Aborted`] on every rank. A single rank does
-    /// nothing. The caller prints its error first.
+    /// MPI calls `MPI_Abort` with `exit_code` and does not return. With thread-ranks, every pending
+    /// and later collective returns [`CollectiveError::Aborted`] on every rank. A single rank does
+    /// nothing. The caller prints its error before the call.
     fn abort(&self, reason: &str, exit_code: i32);
 
-    /// Returns the library that moves the bytes, for manifests: `none`, `threads`, or the first
+    /// Returns the library that transfers the data, for manifests: `none`, `threads`, or the first
     /// line of MPI's version text.
     fn library(&self) -> String;
 }
 
-/// Adds the sums of other nodes to a node's sum, on the first rank of the node.
+/// Callback that adds the sums of other nodes to a node's sum, on the first rank of the node.
 pub type BetweenNodes<'a> = &'a mut dyn FnMut(ReduceBuffer<'_>) -> Result<(), CollectiveError>;
 
 /// Memory that the ranks of one node share.
 pub trait NodeMemory: Send + Debug {
-    /// Replaces the elements of `buffer`, of `f32` or `u64`, by their sum over the ranks of the
-    /// node.
+    /// Replaces the elements of `buffer`, `f32` or `u64`, by their sum over the ranks of the node.
     ///
-    /// The parts are added in rank order. If there are other nodes, `between` then adds their sums.
+    /// The parts are added in rank order. If there are other nodes, `between` then adds the sums of
+    /// these nodes.
     ///
     /// # Errors
-    /// If `between` fails.
+    /// Returns an error if `between` fails.
     ///
     /// # Collective
     /// Must be called by all ranks of the node, with the same kind of buffer and equal lengths.
@@ -367,8 +371,8 @@ pub trait NodeMemory: Send + Debug {
     ) -> Result<(), CollectiveError>;
 }
 
-/// Rejects a peer that is not a rank or is this rank itself, for implementors of [`Communicator`];
-/// `call` is the name of the method.
+/// Rejects a peer that is not a rank or is this rank, for implementors of [`Communicator`]. `call`
+/// is the name of the method.
 ///
 /// # Errors
 /// If the peer is not another rank.
@@ -398,10 +402,11 @@ pub(crate) fn expect_root(world_size: usize, root: usize) -> Result<(), Collecti
     )))
 }
 
-/// Checks that `value` is the same text on all ranks; `what` names it.
+/// Checks that `value` is the same text on all ranks. `what` is its name in the error.
 ///
 /// # Errors
-/// On all ranks, with the first rank that differs from root.
+/// Returns an error on all ranks if a value differs. The error names the first rank that differs
+/// from root.
 ///
 /// # Collective
 /// Must be called by all ranks.

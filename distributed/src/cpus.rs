@@ -1,8 +1,8 @@
-//! The CPUs that a process may use, and its share of those that ranks of its node have in common.
+//! The CPUs that a process may use, and its share of the CPUs that ranks of a node have in common.
 //!
-//! In: `/proc` and `/sys` of this process, the limits of the other ranks of its node. Out:
-//! [`CpuLimits`], a number of CPUs.
-//! Invariant: what Linux does not report is no limit; a share is at least one CPU.
+//! In: `/proc` and `/sys` of this process, and the limits of the node's other ranks. Out:
+//! [`CpuLimits`] and a number of CPUs.
+//! Invariant: without a report of Linux there is no limit. A share is at least one CPU.
 //! Source: cpuset(7); Linux, admin-guide/cgroup-v2.rst (`cpu.max`), scheduler/sched-bwc.rst
 //! (`cpu.cfs_quota_us`).
 
@@ -17,18 +17,18 @@ const CGROUPS: &str = "/sys/fs/cgroup";
 /// The CPUs that a process may use.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CpuLimits {
-    /// Numbers of the CPUs in its affinity mask that are online; never empty.
+    /// CPUs in the process's affinity mask that are online. Never empty.
     pub allowed: BTreeSet<usize>,
-    /// CPU quotas of its control group and of the groups around it.
+    /// CPU quotas of the process's control group and of the parent groups.
     pub quotas: Vec<CpuQuota>,
 }
 
 /// The CPU time that a control group may use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CpuQuota {
-    /// Directory of the group; processes with the same directory share the quota.
+    /// Directory of the group. Processes with the same directory share the quota.
     pub group: String,
-    /// CPU time per time.
+    /// CPUs: CPU time per wall-clock time.
     pub cpus: f64,
 }
 
@@ -86,14 +86,14 @@ impl CpuLimits {
     }
 }
 
-/// Returns the CPUs of a list that are online. A mask may name CPUs that the machine does not have.
-/// A container may renumber the CPUs that are online.
+/// Returns the online CPUs of a list. A mask may contain CPUs that the machine does not have. A
+/// container may renumber the online CPUs.
 fn online(mask: &BTreeSet<usize>, online: &BTreeSet<usize>) -> BTreeSet<usize> {
     let both: BTreeSet<usize> = mask & online;
     if both.is_empty() { mask.clone() } else { both }
 }
 
-/// Returns the numbers in a list as Linux writes it, such as `0-3,8`.
+/// Returns the numbers in a list in Linux's format, such as `0-3,8`.
 fn numbers(list: &str) -> BTreeSet<usize> {
     let range = |part: &str| {
         let (first, last) = part
@@ -105,12 +105,12 @@ fn numbers(list: &str) -> BTreeSet<usize> {
     list.split(',').filter_map(range).flatten().collect()
 }
 
-/// Directories of the control group that limits `controller` for a process, then of the groups
-/// around that group.
+/// Returns the directories of the control group that limits `controller` for a process, then those
+/// of its parent groups.
 ///
-/// `groups` is the text of `/proc/self/cgroup`, `root` the directory where the groups are mounted.
-/// Directories of both versions of control groups are returned; some may not exist: inside a
-/// container the mounted root often is the process's own group.
+/// `groups` is the text of `/proc/self/cgroup`. `root` is the mount directory of the groups. The
+/// result has directories for both versions of control groups. Some may not exist: inside a
+/// container the mounted root is often the process's own group.
 pub fn control_groups(root: &Path, groups: &str, controller: &str) -> Vec<PathBuf> {
     let mut directories = Vec::new();
     for line in groups.lines() {
@@ -147,7 +147,7 @@ fn quotas(root: &Path, groups: &str) -> Vec<CpuQuota> {
                 number(&text("cpu.cfs_period_us")?)?,
             ),
         };
-        // Version 1 writes -1 where there is no limit, version 2 `max`.
+        // Without a limit, version 1 writes -1 and version 2 writes `max`.
         let is_limit = quota > 0.0 && period > 0.0;
         is_limit.then(|| CpuQuota {
             group: directory.display().to_string(),
@@ -160,14 +160,14 @@ fn quotas(root: &Path, groups: &str) -> Vec<CpuQuota> {
         .collect()
 }
 
-/// Returns the number of CPUs that rank `own` of a node may use without taking those of the node's
-/// other ranks, at least 1.
+/// Returns the number of CPUs, at least 1, that rank `own` of a node may use without taking CPUs of
+/// the node's other ranks.
 ///
-/// Ranks whose masks meet, directly or through others, divide the union of their masks; ranks under
-/// one quota divide the quota.
+/// Ranks whose masks overlap, directly or through other ranks, divide the union of their masks.
+/// Ranks with the same quota divide the quota.
 ///
 /// # Panics
-/// If `own` is not below the number of limits.
+/// Panics if `own` is not below the number of limits.
 pub(crate) fn share(own: usize, node: &[CpuLimits]) -> usize {
     let mut union = node[own].allowed.clone();
     let mut members = 1;
@@ -292,7 +292,8 @@ mod tests {
             found("4:cpu,cpuacct:/docker/7\n3:cpuset:/job\n"),
             [("/cpu/docker".to_owned(), 3.0)]
         );
-        // A container: its own group is the root, by whatever name the host knows the group.
+        // In a container, the process's group is the root, independent of the host's name of the
+        // group.
         write("", "cpu.max", "400000 100000\n");
         assert_eq!(found("0::/kubepods/pod7/4f\n"), [(String::new(), 4.0)]);
     }

@@ -1,8 +1,8 @@
 //! Errors between ranks.
 //!
 //! In: values that every rank has. Out: one error with the same text on every rank.
-//! Invariant: an error follows from gathered data, so all ranks fail together. Only failed
-//! calls of MPI, NCCL and the system, and `Aborted`, may differ by rank.
+//! Invariant: errors depend only on gathered data, so all ranks fail together. Only `Aborted` and
+//! failed calls of MPI, NCCL and the system may differ between ranks.
 
 use std::fmt::Display;
 
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::ROOT;
 
-/// A collective, or an agreement built on one, failed.
+/// Failure of a collective, or of an agreement by a collective.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 #[allow(
@@ -18,28 +18,28 @@ use crate::ROOT;
     reason = "the message of each variant says what its fields are"
 )]
 pub enum CollectiveError {
-    /// A rank ended the job, panicked, or left while others waited for it.
+    /// A rank ended the job, panicked, or left while other ranks waited for it.
     #[error("job aborted by rank {rank}: {reason}")]
     Aborted { rank: usize, reason: String },
     /// A loss or gradient is NaN or infinite.
     #[error("step {}: non-finite loss or gradient on {} ({} is {value} there). Lower the learning rate, or check the data.", .step.saturating_add(1), list(.ranks), found(.parameter.as_deref()))]
     NonFinite {
-        /// Step that was not taken, from 0.
+        /// Index of the failed step, from 0.
         step: u64,
         /// Ranks with a non-finite value, ascending, at least one.
         ranks: Vec<usize>,
-        /// Parameter of the gradient on the first of `ranks`; `None` for the loss.
+        /// Parameter of the non-finite gradient on the first of `ranks`. `None` for the loss.
         parameter: Option<String>,
-        /// The non-finite value; for a gradient the largest magnitude.
+        /// The non-finite value. For a gradient, the value with the largest magnitude.
         value: f32,
     },
-    /// The watchdog needs a thread and a duplicate, and two threads may not use the communicator at
+    /// The watchdog needs a thread and a duplicate, but two threads may not use the communicator at
     /// once.
     #[error(
         "the watchdog needs a communicator that two threads may use at once, which {library} does not offer here. Without it a rank that stops keeps the others waiting."
     )]
     WatchdogNeedsThreads { library: String },
-    /// Gradients cannot go through NCCL here; found before any rank entered it.
+    /// Gradients cannot be reduced by NCCL. All ranks detect this before any rank calls NCCL.
     #[error("NCCL cannot be used on {}: {problem}. {remedy}, or remove --reduction nccl to stage gradients through host memory.", list(.ranks))]
     NcclUnavailable {
         /// Ranks with a problem, ascending, at least one.
@@ -48,14 +48,14 @@ pub enum CollectiveError {
         problem: String,
         remedy: String,
     },
-    /// Any other failure: the place, the expected and found values, a remedy.
+    /// Any other failure, with the place, the expected and found values, and a remedy.
     #[error("{0}")]
     Failed(String),
 }
 
 impl CollectiveError {
-    /// Returns the error of a buffer or message whose length differs from the expected one on
-    /// `rank`: the first rank that differs from root, or the sender.
+    /// Returns the error of a buffer or message whose length on `rank` differs from the expected
+    /// length. `rank` is the sender, or the first rank that differs from root.
     pub fn lengths(collective: &str, rank: usize, expected: usize, got: usize) -> Self {
         let unit = match collective {
             "receive" | "exchange" => "bytes in the message".to_owned(),
@@ -66,7 +66,7 @@ impl CollectiveError {
         ))
     }
 
-    /// Returns the error of a communication thread that the system did not give.
+    /// Returns the error of a communication thread that the system could not create.
     pub fn no_thread(error: impl Display) -> Self {
         Self::Failed(format!(
             "communication thread: {error}. Raise the limit of processes (ulimit -u, pids.max of the cgroup), or train with --overlap off."
@@ -74,7 +74,7 @@ impl CollectiveError {
     }
 }
 
-/// Names the non-finite value.
+/// Returns the name of the non-finite value.
 fn found(parameter: Option<&str>) -> String {
     parameter.map_or_else(
         || "loss".to_owned(),

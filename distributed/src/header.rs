@@ -1,26 +1,25 @@
-//! Agreement of all ranks before they sum the gradients of a step.
+//! Agreement of all ranks on a step before the sum of its gradients.
 //!
 //! In: position, plan, sample count, finiteness and stop request of every rank. Out: one global
 //! status, the same on all ranks.
-//! Invariant: either every rank takes a step or none does; a stop or an error is common to all
-//! ranks.
+//! Invariant: either every rank takes a step or none does. All ranks get the same stop or error.
 
 use crate::{CollectiveError, Communicator, ROOT, replica::ParameterLayout};
 
-/// One rank's account of a step whose loss it has computed.
+/// Status of one rank after the loss of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepHeader {
-    /// Pass over the train split, from 0.
+    /// Epoch, from 0.
     pub epoch: u64,
-    /// Optimizer update, from 0 over the whole run.
+    /// Index of the optimizer update, from 0 over the whole run.
     pub step: u64,
-    /// [`BucketPlan::hash`](crate::gradients::BucketPlan::hash).
+    /// Digest of [`BucketPlan::hash`](crate::gradients::BucketPlan::hash).
     pub plan_hash: u64,
-    /// True if this rank wants the run to end after this step.
+    /// True if this rank requests the run's end after this step.
     pub stop: bool,
-    /// Samples of this rank.
+    /// Number of samples of this rank.
     pub num_samples: u64,
-    /// True if the loss is free of NaN and infinity.
+    /// True if the loss has no NaN and no infinity.
     pub finite: bool,
 }
 
@@ -28,7 +27,7 @@ impl StepHeader {
     /// Length of a header in bytes.
     pub const NUM_BYTES: usize = 34;
 
-    /// Returns the header as bytes, little endian.
+    /// Returns the header as little-endian bytes.
     pub fn to_bytes(&self) -> [u8; Self::NUM_BYTES] {
         let mut bytes = [0; Self::NUM_BYTES];
         for (slot, number) in [self.epoch, self.step, self.plan_hash, self.num_samples]
@@ -60,17 +59,17 @@ impl StepHeader {
 /// The result of the agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalStepStatus {
-    /// True if any rank wants the run to end after this step.
+    /// True if any rank requests the run's end after this step.
     pub stop: bool,
-    /// Samples of the step over all ranks.
+    /// Number of samples of the step over all ranks.
     pub num_samples: u64,
 }
 
 /// Compares the headers of all ranks.
 ///
 /// # Errors
-/// If epoch, step or plan differ; else [`CollectiveError::NonFinite`] if a rank has a NaN or an
-/// infinity. All ranks return the same error.
+/// Returns an error if epoch, step or plan differ. Otherwise returns [`CollectiveError::NonFinite`]
+/// if a rank has a NaN or an infinity. All ranks return the same error.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -81,7 +80,7 @@ pub fn agree(
     global_status(&parsed(&communicator.all_gather(&header.to_bytes())?)?)
 }
 
-/// Returns the headers of ranks that are at the same step of the same plan.
+/// Parses the headers. Rejects ranks at different steps or with different plans.
 pub(crate) fn parsed(gathered: &[Vec<u8>]) -> Result<Vec<StepHeader>, CollectiveError> {
     let mut headers = Vec::with_capacity(gathered.len());
     for (rank, bytes) in gathered.iter().enumerate() {
@@ -140,12 +139,12 @@ pub(crate) fn global_status(headers: &[StepHeader]) -> Result<GlobalStepStatus, 
     })
 }
 
-/// Returns true if any rank wants the run to end, also after a step that cannot be made.
+/// Returns true if any rank requests the run's end, even if the step fails.
 pub(crate) fn wants_stop(headers: &[StepHeader]) -> bool {
     headers.iter().any(|header| header.stop)
 }
 
-/// A rank's largest gradient in a bucket whose sum is not finite.
+/// The largest gradient of a rank in a bucket whose sum is not finite.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Largest {
     /// Index in the layout.
@@ -180,7 +179,7 @@ pub(crate) fn diagnose(
         .filter(|&rank| !all[rank].value.is_finite())
         .collect();
     if ranks.is_empty() {
-        // Finite parts that overflowed in the sum.
+        // Finite values overflowed in the sum.
         ranks = (0..all.len()).collect();
     }
     let Largest { parameter, value } = all[ranks[0]];
@@ -194,11 +193,11 @@ pub(crate) fn diagnose(
     })
 }
 
-/// Returns the error that names the parameter of a non-finite gradient, on a rank that has all
-/// gradients, flat as `layout` says.
+/// Returns the error that names the parameter of a non-finite gradient. The rank has all gradients,
+/// flat in the order of `layout`.
 ///
 /// # Panics
-/// If `gradients` has another length than the layout.
+/// Panics if `gradients` and the layout differ in length.
 pub fn locate_non_finite(
     step: u64,
     rank: usize,
@@ -227,8 +226,8 @@ pub fn locate_non_finite(
     }
 }
 
-/// Returns the bits of the largest magnitude. Without the sign bit, those of floats are ordered
-/// like their magnitudes, NaN above infinity.
+/// Returns the bits of the largest magnitude. Without the sign bit, the bits of floats have the
+/// order of their magnitudes. NaN is above infinity.
 pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
     values
         .iter()
@@ -237,8 +236,8 @@ pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
         .unwrap_or(0)
 }
 
-/// Returns true if none is NaN or infinite; looks at all of them, which is faster than to end at
-/// the first.
+/// Returns true if no value is NaN or infinite. Checking all values is faster than stopping at the
+/// first.
 pub(crate) fn are_finite(values: &[f32]) -> bool {
     largest_magnitude_bits(values) < f32::INFINITY.to_bits()
 }
@@ -273,7 +272,7 @@ mod tests {
         }
     }
 
-    /// Returns the agreement on three ranks where rank 1 has `other`.
+    /// Returns the agreement on three ranks, of which rank 1 has `other`.
     fn agree_with(other: StepHeader) -> Vec<Result<GlobalStepStatus, CollectiveError>> {
         run_ranks(3, |communicator| {
             let mine = if communicator.rank() == 1 {

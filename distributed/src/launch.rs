@@ -1,7 +1,7 @@
-//! Joining and leaving the world around a program's work.
+//! Joining and leaving the job around a program's work.
 //!
 //! In: the work. Out: an exit code.
-//! Invariant: an error of one rank is printed, then ends the job on all ranks.
+//! Invariant: an error on one rank is printed and then ends the job on all ranks.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -17,16 +17,16 @@ use crate::{CollectiveError, Communicator, ROOT};
 
 const FAILURE: u8 = 1;
 
-/// Delay of an error of a rank other than root: if root fails in the same way, root's message
-/// suffices.
+/// Delay of the error of a rank other than root. If root fails in the same way, only root's message
+/// is printed.
 const ROOT_SPEAKS_FIRST: Duration = Duration::from_secs(3);
 
-/// Joins the world that `mpirun` or `srun` started, runs `work` on this rank, and leaves it
-/// together with the others.
+/// Joins the world that `mpirun` or `srun` started, runs `work` on this rank, and leaves the world
+/// together with the other ranks.
 ///
-/// An error is printed as `error (rank R): …` and ends the job on all ranks, so that none waits for
-/// this one; the exit code is 1. Without the cargo feature `mpi`, and without a launcher, the world
-/// is this process, and MPI is not initialised. Call it once, in `main`:
+/// An error is printed as `error (rank R): …` and ends the job on all ranks, so that no rank waits
+/// for this rank. The exit code is 1. Without the cargo feature `mpi`, and without a launcher, the
+/// world is this process, and MPI is not initialised. Call `launch` once, in `main`:
 ///
 /// ```no_run
 /// use distributed::{CollectiveError, launch};
@@ -49,7 +49,7 @@ where
 {
     let report = |rank: Option<usize>, error: &E| {
         let who = rank.map_or(String::new(), |rank| format!(" (rank {rank})"));
-        // A closed stderr is no reason to keep the other ranks waiting.
+        // A closed stderr must not keep the other ranks waiting.
         let _ = writeln!(std::io::stderr(), "error{who}: {error:#}");
         FAILURE
     };
@@ -63,9 +63,9 @@ where
     }
 }
 
-/// Leaves the world after work has been `done`, together with the other ranks. An error ends the
-/// job on all ranks; without a `communicator` this process did not find them. `report` prints the
-/// error, with the rank if there are several, and returns the exit code.
+/// Leaves the world after work with the result `done`, together with the other ranks. An error ends
+/// the job on all ranks. Without a `communicator` this process has not joined the other ranks.
+/// `report` prints the error, with the rank if there are several ranks, and returns the exit code.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -88,7 +88,7 @@ where
     };
     let joined = communicator.filter(|communicator| communicator.world_size() > 1);
     let rank = joined.map(Communicator::rank);
-    // A process that did not find the others waits, too: its failure could end the job before
+    // A process that has not joined the others also waits. Its failure could end the job before
     // root's message is printed.
     let launched_as = || {
         Launcher::detect_from_environment()
@@ -106,14 +106,14 @@ where
     ExitCode::from(code)
 }
 
-/// Returns the world this process was started in, without comparing it with what the launcher says.
+/// Returns the world that this process was started in, without a check against the launcher.
 ///
-/// MPI is initialised only where a launcher left the address of other ranks; otherwise the world is
-/// this process. In both a panic on any thread prints `error (rank R): panicked …` and ends the job
-/// with exit code 101.
+/// MPI is initialised only if a launcher left the address of other ranks. Otherwise the world is
+/// this process. In both cases a panic on any thread prints `error (rank R): panicked …` and ends
+/// the job with exit code 101.
 ///
 /// # Errors
-/// If MPI refuses.
+/// Returns an error if the initialisation of MPI fails.
 ///
 /// # Collective
 /// Must be called by all processes of the job.
@@ -126,8 +126,8 @@ pub fn join() -> Result<Arc<dyn Communicator>, CollectiveError> {
     Ok(Arc::new(crate::communicator::SingleCommunicator::new()))
 }
 
-/// Returns the name and version of this program's MPI library, also where MPI is not initialised;
-/// `none` without the feature `mpi`.
+/// Returns the name and version of this program's MPI library, even if MPI is not initialised.
+/// Returns `none` without the feature `mpi`.
 pub fn mpi_library() -> String {
     #[cfg(feature = "mpi")]
     return crate::communicator::MpiCommunicator::library_name();
@@ -138,7 +138,8 @@ pub fn mpi_library() -> String {
 /// Rejects a world that the launcher did not start.
 ///
 /// # Errors
-/// If the communicator and the launcher differ in the number of ranks or in this rank's place.
+/// Returns an error if the communicator and the launcher differ in the number of ranks or in this
+/// rank's place.
 pub fn check_world(communicator: &dyn Communicator) -> Result<(), CollectiveError> {
     let launcher = Launcher::detect_from_environment()?;
     check_world_size(

@@ -1,9 +1,9 @@
 //! Positions of a module's parameters in one flat buffer.
 //!
-//! In: any burn module. Out: paths, shapes and offsets in module order; flat copies in and out of
+//! In: any burn module. Out: paths, shapes and offsets in module order, and flat copies to and from
 //! the module.
 //! Invariant: equal modules have equal layouts on every rank. Parameter ids are random in each
-//! process and never compared.
+//! process and are never compared.
 
 use std::collections::HashMap;
 
@@ -14,30 +14,30 @@ use sha2::{Digest, Sha256};
 use crate::CollectiveError;
 use crate::on_device::{ElementOrder, place, tensors};
 
-/// One parameter, or one running statistic, in the flat buffer.
+/// A parameter, or a running statistic, in the flat buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterEntry {
-    /// Names of the fields from the module's root, dotted, without variants of enums:
+    /// Field names from the module's root, separated by dots, without enum variants:
     /// `layer1.0.conv1.weight`.
     pub path: String,
-    /// burn's id in this process.
+    /// burn's parameter id in this process.
     pub id: ParamId,
     /// Shape of the tensor.
     pub shape: Vec<usize>,
-    /// Index of its first element in the flat buffer.
+    /// Index of the first element in the flat buffer.
     pub offset: usize,
-    /// Number of its elements.
+    /// Number of elements.
     pub len: usize,
 }
 
 impl ParameterEntry {
-    /// Returns its elements' indices in the flat buffer.
+    /// Returns the indices of the elements in the flat buffer.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len
     }
 }
 
-/// Some float tensors of a module, in module order, end to end in one flat `f32` buffer.
+/// Some float tensors of a module, in module order, consecutive in one flat `f32` buffer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParameterLayout {
     entries: Vec<ParameterEntry>,
@@ -48,7 +48,7 @@ impl ParameterLayout {
     /// Returns the layout of the trainable parameters of `module`, in training or a
     /// [`Module::valid`] copy.
     ///
-    /// Initialises parameters that are not initialised yet.
+    /// Initialises parameters that are not yet initialised.
     pub fn new<M: Module>(module: &M) -> Self {
         Self::of(module, true)
     }
@@ -59,14 +59,14 @@ impl ParameterLayout {
         Self::of(module, false)
     }
 
-    /// Returns the layout of the norm statistics only. Forward passes change them, so they may
+    /// Returns the layout of only the norm statistics. Forward passes change them, so they may
     /// differ between ranks.
     pub fn statistics<M: Module>(module: &M) -> Self {
-        // burn lets every parameter require a gradient, and no running state.
+        // In burn, every parameter may require a gradient, but no running state may.
         Self::of(&module.clone().train().map(&mut RequireGradients), false)
     }
 
-    /// Returns a layout without a module: tensors of these paths and shapes, in this order.
+    /// Returns a layout of tensors with these paths and shapes, in this order, without a module.
     pub fn from_shapes(shapes: impl IntoIterator<Item = (String, Vec<usize>)>) -> Self {
         let mut layout = Self::default();
         for (path, shape) in shapes {
@@ -85,11 +85,11 @@ impl ParameterLayout {
         self.num_elements
     }
 
-    /// Rejects entries with one parameter id: a clone of a parameter in another module. A backward
-    /// pass reports its gradient for one of them.
+    /// Rejects entries with the same parameter id, such as a clone of a parameter in another
+    /// module. A backward pass reports the gradient for only one of the entries.
     ///
     /// # Errors
-    /// With the first two.
+    /// Returns an error with the first two entries that share an id.
     pub fn expect_unshared(&self) -> Result<(), CollectiveError> {
         let mut paths = HashMap::new();
         let shared = self
@@ -119,8 +119,8 @@ impl ParameterLayout {
     }
 
     fn of<M: Module>(module: &M, trainable: bool) -> Self {
-        // `train` restores the gradient requirement that `valid` removes, and makes tensors of
-        // running states without one.
+        // `train` restores the gradient requirement that `valid` removes. It creates running states
+        // without a gradient requirement.
         let mut lister = Lister {
             path: Path::default(),
             trainable,
@@ -145,11 +145,11 @@ impl ParameterLayout {
 
 /// Returns the tensors of `layout` in `module`, flat.
 ///
-/// Norm statistics include the updates of all forward passes so far: burn keeps the last one
-/// pending.
+/// Norm statistics include the updates of all forward passes, even the last update, which burn
+/// keeps pending.
 ///
 /// # Panics
-/// If `layout` is not of this module.
+/// Panics if `layout` belongs to another module.
 pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
     let mut values = vec![0.0; layout.num_elements()];
     for (entry, tensor) in
@@ -164,13 +164,13 @@ pub fn read<M: Module>(module: &M, layout: &ParameterLayout) -> Vec<f32> {
 }
 
 /// Returns `module` with the tensors of `layout` replaced by `values`. Ids, gradient requirements,
-/// types and devices stay.
+/// types and devices are unchanged.
 ///
-/// Norm statistics are written where burn keeps them: clones of `module` that share its running
-/// states see the new values. Parameters of clones stay.
+/// Norm statistics are written to burn's running states, so clones of `module` that share these
+/// states see the new values. Parameters of clones are unchanged.
 ///
 /// # Panics
-/// If `layout` is not of this module, or `values` has another length than the layout.
+/// Panics if `layout` belongs to another module, or if `values` and the layout differ in length.
 pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> M {
     assert_eq!(
         values.len(),
@@ -185,8 +185,8 @@ pub fn write<M: Module>(module: M, layout: &ParameterLayout, values: &[f32]) -> 
     })
 }
 
-/// Names of the modules that a visit is in; empty for a variant of an enum, which is not part of a
-/// path.
+/// Names of the modules around the visited tensor. Empty for an enum variant, which is not part of
+/// a path.
 #[derive(Default)]
 pub(crate) struct Path(Vec<String>);
 
@@ -214,7 +214,7 @@ impl Path {
         self.names().collect::<Vec<_>>().join(".")
     }
 
-    /// Returns true if this is the path `dotted`, without building a string for each tensor of each
+    /// Returns true if the current path is `dotted`, without building a string for each tensor and
     /// step.
     fn is(&self, dotted: &str) -> bool {
         if self.names().next().is_none() {
@@ -226,7 +226,7 @@ impl Path {
     }
 }
 
-/// Walks a layout along a visit of its module.
+/// Position in a layout during a visit of its module.
 pub(crate) struct Cursor<'a> {
     path: Path,
     layout: &'a ParameterLayout,
@@ -250,12 +250,13 @@ impl<'a> Cursor<'a> {
         self.path.exit();
     }
 
-    /// Returns the path of the tensor visited now.
+    /// Returns the path of the current tensor.
     pub(crate) fn path(&self) -> String {
         self.path.dotted()
     }
 
-    /// Returns the entry of the current tensor, if the layout has it.
+    /// Returns the entry of the current tensor, or `None` if the layout does not contain the
+    /// tensor.
     pub(crate) fn take(&mut self) -> Option<&'a ParameterEntry> {
         let entry = self
             .layout
@@ -266,7 +267,7 @@ impl<'a> Cursor<'a> {
         Some(entry)
     }
 
-    /// Checks that the module had all tensors of the layout.
+    /// Checks that the module contained all tensors of the layout.
     ///
     /// # Panics
     /// If a tensor was missing.
@@ -280,7 +281,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Passes the elements of a flat tensor of f32 to `use_values`.
+/// Passes the elements of a flat f32 tensor to `use_values`.
 pub(crate) fn with_values<R>(tensor: Tensor<1>, use_values: impl FnOnce(&[f32]) -> R) -> R {
     use_values(tensor.into_data().as_slice().expect("the tensor is f32"))
 }

@@ -2,14 +2,14 @@
 //!
 //! In: a module built on every rank, its gradients, a launcher's environment. Out: the exact global
 //! gradient, equal on all ranks.
-//! Invariant: every rank makes the same sequence of collectives; what differs between ranks is
-//! found and named, never guessed.
+//! Invariant: every rank calls the same sequence of collectives. Differences between ranks are
+//! detected and reported.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), for buckets; the MPI standard 3.1 for
 //! the collectives.
 //!
 //! A communicator is [`SingleCommunicator`](communicator::SingleCommunicator) (one rank),
 //! [`ThreadCommunicator`](communicator::ThreadCommunicator) (ranks as threads of one process, for
-//! tests) or `MpiCommunicator` (cargo feature `mpi`); everything above them is one code path:
+//! tests) or `MpiCommunicator` (cargo feature `mpi`). All code above communicators is the same:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -92,7 +92,7 @@ pub use error::CollectiveError;
 pub use launch::launch;
 pub use threads::{run_ranks, try_run_ranks};
 
-/// The example of the crate's page, as a test.
+/// The example of the crate's documentation, as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}

@@ -1,13 +1,13 @@
 //! A sum whose bits do not depend on the distribution of shards over ranks.
 //!
-//! In: any number of equally long shards a rank. Out: their sum, the same bits for every
+//! In: any number of shards of equal length per rank. Out: the sum, with the same bits for every
 //! distribution of the same shards.
-//! Invariant: shards become integers by one scale, from the largest magnitude of all; integers add
-//! up in any order.
+//! Invariant: one scale, from the largest magnitude of all shards, converts shards to integers. The
+//! order of integer additions does not matter.
 //!
-//! The largest magnitude takes 51 bits and the sum of up to 2^11 shards 62. A number keeps all of
-//! its 24 bits unless it is more than 2^27 times smaller than the largest. Below that the error is
-//! at most 2^-52 of the largest, far under that of an f32 sum.
+//! The largest magnitude takes 51 bits, and the sum of up to 2^11 shards takes 62. A number keeps
+//! all of its 24 bits unless it is more than 2^27 times smaller than the largest. For smaller
+//! numbers the error is at most 2^-52 of the largest, far below that of an f32 sum.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::{CollectiveError, Communicator};
 /// Number of bits of the largest magnitude as an integer.
 const MAGNITUDE_BITS: i32 = 51;
 
-/// Logarithm of the number of shards above which each gets fewer bits.
+/// Logarithm of the number of shards above which each shard has fewer bits.
 const SHARDS_BITS: i32 = 62 - MAGNITUDE_BITS;
 
-/// Numbers that go through shared memory at once.
+/// Numbers that pass through shared memory at once.
 const SHARED_PIECE: usize = SHARED_BYTES / size_of::<u64>();
 
-/// Numbers that go through messages at once.
+/// Numbers that pass through messages at once.
 const MESSAGE_PIECE: usize = 1 << 20;
 
-/// Constant whose addition rounds an f64 below 2^51 in magnitude to an integer, in the low bits of
-/// the sum.
+/// Constant for rounding an f64 below 2^51 in magnitude to an integer. The integer is in the low
+/// bits of the sum.
 const ROUNDER: f64 = 1.5 * (1_u64 << 52) as f64;
 
 /// Bits of the smallest f32 that is not finite.
@@ -38,7 +38,7 @@ const INFINITE: u32 = f32::INFINITY.to_bits();
 #[derive(Debug)]
 pub struct ExactReducer {
     communicator: Arc<dyn Communicator>,
-    /// Sums through shared memory, where there is some.
+    /// Reducer through shared memory, if the ranks of a node can share memory.
     nodes: Option<HierarchicalReducer>,
     fixed: Vec<u64>,
     magnification: f64,
@@ -66,7 +66,7 @@ impl ExactReducer {
     /// Replaces `values`, one shard, by the sum over all ranks.
     ///
     /// # Errors
-    /// As for [`sum_shards`](ExactReducer::sum_shards).
+    /// Returns an error in the cases of [`sum_shards`](ExactReducer::sum_shards).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.
@@ -81,10 +81,10 @@ impl ExactReducer {
         })
     }
 
-    /// Fills `sums` with the sum of all `shards` of all ranks; a rank may have any number of
+    /// Fills `sums` with the sum of all `shards` of all ranks. A rank may have any number of
     /// shards, even none.
     ///
-    /// If any number is NaN or infinite, all sums are NaN, on every rank. Zeros lose their sign.
+    /// If any number is NaN or infinite, all sums are NaN on every rank. Zeros lose their sign.
     ///
     /// # Errors
     /// If lengths differ between ranks (where the communicator detects it), or the job ends.
@@ -128,8 +128,8 @@ impl ExactReducer {
         Ok(())
     }
 
-    /// Returns how many numbers are summed at once: as many as stay in the cache of a core, or are
-    /// worth a message.
+    /// Returns how many numbers are summed at once. The numbers fit a core's cache, or are enough
+    /// for one message.
     fn piece(&self) -> usize {
         let elements = match self.nodes {
             Some(_) => SHARED_PIECE,
@@ -145,8 +145,8 @@ impl ExactReducer {
         }
     }
 
-    /// Returns the power of two by which numbers become integers, the same on every rank; `None` if
-    /// a number is not finite.
+    /// Returns the power of two that converts numbers to integers, the same on every rank. Returns
+    /// `None` if a number is not finite.
     fn scale(&self, shards: &[&[f32]]) -> Result<Option<f64>, CollectiveError> {
         let largest = shards
             .iter()
@@ -161,8 +161,8 @@ impl ExactReducer {
         if largest >= INFINITE {
             return Ok(None);
         }
-        // 2^exponent is above the largest magnitude; subnormals have the exponent of the smallest
-        // normal number.
+        // 2^exponent is above the largest magnitude. Subnormal numbers have the exponent of the
+        // smallest normal number.
         let exponent = (largest >> 23).max(1) as i32 - 126;
         let headroom =
             (num_shards[0].max(1).next_power_of_two().ilog2() as i32 - SHARDS_BITS).max(0);
@@ -194,9 +194,10 @@ impl ExactReducer {
     }
 }
 
-/// Returns the bits of the largest magnitude; those of infinities and NaNs are above all others.
+/// Returns the bits of the largest magnitude. Infinities and NaNs have larger bits than all
+/// numbers.
 fn largest_magnitude(values: &[f32]) -> u32 {
-    // Magnitudes fit an i32, which has a maximum in more vector instruction sets.
+    // Magnitudes fit an i32. More vector instruction sets have a maximum of i32 than of u32.
     let largest = values.iter().fold(0, |largest: i32, value| {
         largest.max(value.abs().to_bits().cast_signed())
     });
@@ -212,8 +213,8 @@ fn to_fixed(value: f32, scale: f64) -> u64 {
 
 /// Returns `fixed`, in two's complement, rounded to an f64.
 ///
-/// The result is that of `fixed as i64 as f64`, in steps that SSE2 can make on vectors: each half
-/// becomes the low bits of an f64 whose exponent gives its place. Only the last addition rounds.
+/// The result is that of `fixed as i64 as f64`, in steps that SSE2 can vectorise. Each half becomes
+/// the low bits of an f64 whose exponent gives the position. Only the last addition rounds.
 fn from_fixed(fixed: u64) -> f64 {
     const LOW: f64 = (1_u64 << 52) as f64;
     const HIGH: f64 = LOW * (1_u64 << 32) as f64;

@@ -1,6 +1,6 @@
 //! A group of ranks, and arithmetic on its numbers.
 //!
-//! In: ranks in ascending order. Out: this rank's place among them; sums and second buffers.
+//! In: ranks in ascending order. Out: this rank's index in the group, sums and second buffers.
 //! Invariant: every rank of a group builds the same group.
 
 use bytemuck::Pod;
@@ -8,12 +8,12 @@ use bytemuck::Pod;
 use crate::communicator::ReduceBuffer;
 use crate::{CollectiveError, Communicator};
 
-/// Ranks that reduce together.
+/// A group of ranks that reduce together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
-    /// In ascending order.
+    /// Ranks in ascending order.
     pub(super) ranks: Vec<usize>,
-    /// This rank's place in `ranks`.
+    /// Index of this rank in `ranks`.
     pub(super) index: usize,
 }
 
@@ -36,9 +36,9 @@ impl Group {
     }
 }
 
-/// A number that the algorithms add up.
+/// A number type that the algorithms sum.
 pub(crate) trait Number: Pod {
-    /// Returns the sum; of integers, modulo 2^64.
+    /// Returns the sum. Sums of integers are modulo 2^64.
     fn plus(self, other: Self) -> Self;
 
     /// Returns `values` as the buffer of a sum.
@@ -68,7 +68,7 @@ impl Number for u64 {
 /// Adds `values` to `sums`.
 ///
 /// # Panics
-/// If their lengths differ.
+/// Panics if the lengths differ.
 pub(crate) fn add<T: Number>(sums: &mut [T], values: &[T]) {
     assert_eq!(
         sums.len(),
@@ -84,7 +84,7 @@ pub(crate) fn add<T: Number>(sums: &mut [T], values: &[T]) {
 #[derive(Debug)]
 pub(super) struct Scratch {
     words: Vec<u64>,
-    /// Number of elements of a real buffer for which each element stands; above 1 in a simulation.
+    /// Number of real elements for each element of the buffer. Above 1 only in a simulation.
     pub(super) magnification: f64,
 }
 
@@ -98,7 +98,7 @@ impl Default for Scratch {
 }
 
 impl Scratch {
-    /// Returns a buffer of `length` numbers of any value.
+    /// Returns a buffer of `length` numbers with unspecified values.
     pub(super) fn take<T: Number>(&mut self, length: usize) -> &mut [T] {
         let words = (length * size_of::<T>()).div_ceil(size_of::<u64>());
         if self.words.len() < words {
@@ -108,8 +108,8 @@ impl Scratch {
     }
 }
 
-/// Returns the number of elements that stand for `elements`; rounded up, so that remainders do not
-/// add pieces.
+/// Returns the number of elements that stand for `elements`. The number is rounded up, so that
+/// remainders do not add pieces.
 pub(super) fn piece(elements: usize, magnification: f64) -> usize {
     (elements as f64 / magnification).ceil() as usize
 }

@@ -1,21 +1,20 @@
-//! All-reduce by recursive halving and doubling: twice as many steps as the logarithm of the number
-//! of ranks.
+//! All-reduce by recursive halving and doubling, in 2 log2(number of ranks) steps.
 //!
 //! In: a buffer on every rank of a group. Out: the sum, the same bits on every rank.
-//! Invariant: each element is summed on one rank; the order depends only on the ranks.
+//! Invariant: one rank sums each element, in an order that depends only on the ranks.
 //! Source: Thakur, Rabenseifner & Gropp 2005, Optimization of collective communication operations
 //! in MPICH.
 
 use super::group::{Group, Number, Scratch, add, exchange};
 use crate::{CollectiveError, Communicator};
 
-/// Tag of messages of the ranks beyond a power of two.
+/// Tag of messages of the ranks above the largest power of two.
 const EXTRA_TAG: u16 = u16::MAX;
 
 /// Replaces `values` by their sum over the group.
 ///
-/// If their number is no power of two, each of the first extra ranks sends its values to its
-/// neighbour and receives the sum.
+/// If the number of ranks is not a power of two, some ranks first send their values to a neighbour.
+/// At the end they receive the sum.
 pub(super) fn sum<T: Number>(
     communicator: &dyn Communicator,
     group: &Group,

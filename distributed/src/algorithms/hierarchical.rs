@@ -1,11 +1,11 @@
-//! All-reduce by nodes: inside each node, then between the first ranks of the nodes, then inside
-//! each node again.
+//! Hierarchical all-reduce: inside each node, then between the first ranks of the nodes, then
+//! inside each node again.
 //!
 //! In: a buffer on every rank. Out: the sum, the same bits on every rank.
-//! Invariant: a node's sum is added in rank order; all ranks have the node of each rank.
+//! Invariant: a node's values are added in rank order. All ranks know the node of each rank.
 //!
-//! If the ranks of a node can share memory, each sums a part. Otherwise the first rank of the node
-//! sums all.
+//! If the ranks of a node can share memory, each rank sums a part. Otherwise the first rank of the
+//! node sums everything.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::{CollectiveError, Communicator};
 /// Tag of messages inside a node.
 const NODE_TAG: u16 = u16::MAX - 1;
 
-/// Limit of a buffer that goes through shared memory at once: the parts stay in the caches, and
-/// ranks seldom wait.
+/// Bytes that pass through shared memory at once. The parts stay in the caches, and ranks rarely
+/// wait.
 ///
-/// Measured with `examples/all_reduce.rs` on two cores: on 2 busy ranks 4 MiB take at best 0.7 ms
-/// in pieces of 128 KiB, 0.9 ms in 512 KiB, 1.9 ms in 4 MiB. On sleeping ranks, for which every
-/// wait may be a sleep, they take 6 ms in 128 KiB and 0.7 ms in 512 KiB.
+/// Measured with `examples/all_reduce.rs` on two cores. On 2 busy ranks 4 MiB take at best 0.7 ms
+/// in pieces of 128 KiB, 0.9 ms in 512 KiB and 1.9 ms in 4 MiB. On sleeping ranks, 4 MiB take 6 ms
+/// in pieces of 128 KiB and 0.7 ms in 512 KiB.
 pub(super) const SHARED_BYTES: usize = 1 << 19;
 
-/// All-reduce by nodes.
+/// Hierarchical all-reduce.
 #[derive(Debug)]
 pub struct HierarchicalReducer {
     communicator: Arc<dyn Communicator>,
@@ -39,7 +39,7 @@ pub struct HierarchicalReducer {
 }
 
 impl HierarchicalReducer {
-    /// Returns a reducer by the nodes of the communicator's topology.
+    /// Returns a reducer for the nodes of the communicator's topology.
     ///
     /// # Errors
     /// If the job ends.
@@ -61,14 +61,14 @@ impl HierarchicalReducer {
         Self::with_nodes(communicator, &nodes)
     }
 
-    /// Returns a reducer by the given nodes: `nodes[r]` is the node of rank r. The ranks of one
+    /// Returns a reducer for the given nodes: `nodes[r]` is the node of rank r. The ranks of one
     /// node must run on one machine.
     ///
     /// # Errors
     /// If the job ends.
     ///
     /// # Panics
-    /// If `nodes` does not have one entry a rank.
+    /// Panics if `nodes` does not have one entry per rank.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same nodes.

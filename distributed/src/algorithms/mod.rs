@@ -1,8 +1,8 @@
-//! All-reduce algorithms of this crate, over the messages of a communicator.
+//! All-reduce algorithms of this crate, on the messages of a communicator.
 //!
 //! In: a buffer on every rank. Out: the sum over all ranks, the same bits on every rank.
-//! Invariant: each element is summed on one rank in an order that depends only on ranks, and copied
-//! to the others.
+//! Invariant: one rank sums each element in an order that depends only on ranks. The other ranks
+//! receive a copy.
 //! Source: Patarasuk & Yuan 2009 (ring); Thakur, Rabenseifner & Gropp 2005 (halving and doubling).
 
 use std::sync::Arc;
@@ -28,20 +28,20 @@ use self::group::{Group, Scratch};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReductionKind {
-    /// The communicator's own `all_reduce_sum`.
+    /// `all_reduce_sum` of the communicator.
     Library,
-    /// Slices that travel round all ranks.
+    /// Ring all-reduce of slices.
     Ring,
-    /// Recursive halving, then doubling: fewer and larger messages than a ring.
+    /// Recursive halving, then doubling. Messages are fewer and larger than in a ring.
     HalvingDoubling,
-    /// First inside each node, then between the first ranks of the nodes, then inside each node
+    /// Reduction inside each node, then between the first ranks of the nodes, then inside each node
     /// again.
     Hierarchical,
-    /// Sums of integers: the same bits for any distribution of the same shards over ranks.
+    /// Sums of integers, with the same bits for any distribution of the same shards over ranks.
     Exact,
 }
 
-/// Sums buffers over all ranks by one algorithm; keeps its second buffers.
+/// All-reduce of buffers by one algorithm. Second buffers are kept between calls.
 #[derive(Debug)]
 pub struct AllReducer {
     pub(crate) communicator: Arc<dyn Communicator>,
@@ -59,7 +59,7 @@ enum Algorithm {
 }
 
 impl AllReducer {
-    /// Returns a reducer on `communicator`; no other thread may call `communicator` during a sum.
+    /// Returns a reducer on `communicator`. No other thread may call `communicator` during a sum.
     ///
     /// # Errors
     /// If the job ends.
@@ -87,7 +87,7 @@ impl AllReducer {
         })
     }
 
-    /// Makes each element of a buffer stand for `magnification` elements, for simulations: pieces
+    /// Makes each element of a buffer stand for `magnification` elements, for simulations. Pieces
     /// of a fixed length become shorter.
     pub fn set_magnification(&mut self, magnification: f64) {
         match &mut self.algorithm {
@@ -107,7 +107,7 @@ impl AllReducer {
 
     /// Replaces `values` by their sum over all ranks.
     ///
-    /// Allocates nothing once it has seen its longest buffer. [`ReductionKind::Exact`] takes
+    /// Allocates no memory after the call with the longest buffer. [`ReductionKind::Exact`] uses
     /// `values` as one shard.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
-//! All-reduce in a ring: each slice of the buffer travels round once to be summed and once to be
-//! copied.
+//! Ring all-reduce. Each slice of the buffer passes all ranks once for the sum and once for the
+//! copies.
 //!
 //! In: a buffer on every rank of a group. Out: the sum, the same bits on every rank.
-//! Invariant: slice `i` is summed in the order of the ring, beginning at rank `i`.
+//! Invariant: slice `i` is summed in the order of the ring, starting at rank `i`.
 //! Source: Patarasuk & Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations.
 
@@ -12,7 +12,7 @@ use super::group::{Group, Number, Scratch, add, exchange, piece};
 use crate::communicator::ReduceBuffer;
 use crate::{CollectiveError, Communicator};
 
-/// Limit of a message in bytes: received data are added while they are in the cache of the core.
+/// Limit of a message in bytes. Received data are added while they are in the core's cache.
 const SEGMENT_BYTES: usize = 1 << 18;
 
 /// Replaces `values` by their sum over the group.
@@ -31,8 +31,8 @@ pub(super) fn sum<T: Number>(
     let next = group.ranks[(index + 1) % size];
     let previous = group.ranks[(index + size - 1) % size];
     let segment = piece(SEGMENT_BYTES / size_of::<T>(), scratch.magnification);
-    // All slices have as many segments as the longest, so that both ends of a message agree on
-    // their number.
+    // All slices have as many segments as the longest slice, so that both ends of a message expect
+    // the same number.
     let segments = length.div_ceil(size).div_ceil(segment);
     let range = |step: usize, number: usize| -> Range<usize> {
         let slice = (index + 2 * size - step) % size;
@@ -51,7 +51,7 @@ pub(super) fn sum<T: Number>(
     }
     for step in 0..size - 1 {
         for number in 0..segments {
-            // The slice that was completed last is sent next.
+            // The slice of the last step is sent next.
             let outgoing = range(step + size - 1, number);
             let incoming = range(step + size, number);
             let [outgoing, incoming] = values

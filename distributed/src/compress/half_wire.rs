@@ -1,17 +1,18 @@
-//! Sums with 16-bit values on the wire and 32-bit accumulation.
+//! Sums with 16-bit values in messages and 32-bit accumulation.
 //!
-//! In: gradients with the kept roundings of earlier steps. Out: the sum, rounded to 16 bits, the
-//! same bits on every rank.
-//! Invariant: the rank that made a rounding keeps it: Σ residuals + result = Σ inputs, up to 32-bit
-//! rounding.
+//! In: gradients plus the rounding errors of earlier steps. Out: the sum, rounded to 16 bits, with
+//! the same bits on every rank.
+//! Invariant: each rank keeps its own rounding errors. Σ residuals + result = Σ inputs, up to
+//! 32-bit rounding.
 //! Source: Thakur et al. 2005, Optimization of Collective Communication Operations in MPICH
 //! (pairwise exchange); Micikevicius et al. 2018, Mixed Precision Training (1710.03740), for the
 //! scale.
 //!
-//! The bucket is cut into one segment a rank. Each rank sends every other rank its rounded part of
-//! that rank's segment. It sums its own segment in rank order, rounds the sum, and sends it to all.
+//! The bucket is divided into one segment per rank. Each rank sends every other rank the rounded
+//! values of that rank's segment. It sums its own segment in rank order, rounds the sum, and sends
+//! it to all ranks.
 //!
-//! All ranks must have one byte order.
+//! All ranks must have the same byte order.
 
 use std::ops::Range;
 
@@ -24,8 +25,8 @@ use super::{BLOCK, gather_bytes_sent};
 use crate::reduction::Traffic;
 use crate::{CollectiveError, Communicator};
 
-/// The sum of the ranks' largest magnitudes is scaled below 2 to this power, half of the largest
-/// `f16`.
+/// Exponent of the limit for the scaled sum of the ranks' largest magnitudes. 2^15 is half of the
+/// largest `f16`.
 const F16_EXPONENT: i64 = 15;
 
 /// A 16-bit float.
@@ -42,16 +43,16 @@ impl Half for f16 {
     const SCALED: bool = true;
 }
 
-/// Buffers of one bucket.
+/// Buffers for one bucket.
 #[derive(Debug)]
 pub(super) struct HalfWire<T> {
-    /// The whole bucket, as sent and as received.
+    /// The whole bucket in 16 bits, as sent and as received.
     wire: Vec<T>,
-    /// This rank's segment as the ranks sent it, in rank order; this rank's own part stays unused.
+    /// This rank's segment from each rank, in rank order. The part of this rank is unused.
     parts: Vec<T>,
-    /// A block of the sum.
+    /// One block of the sum.
     sum: Vec<f32>,
-    /// One rank's part of that block.
+    /// One rank's part of the block.
     part: Vec<f32>,
 }
 
@@ -59,7 +60,7 @@ impl<T: Half> HalfWire<T>
 where
     [T]: HalfFloatSliceExt,
 {
-    /// For a bucket of `length` elements.
+    /// Returns buffers for a bucket of `length` elements.
     pub(super) fn new(length: usize) -> Self {
         Self {
             wire: vec![T::default(); length],
@@ -69,7 +70,7 @@ where
         }
     }
 
-    /// Replaces `values` by the rounded sum, and `residual` by the roundings this rank made.
+    /// Replaces `values` by the rounded sum, and `residual` by this rank's rounding errors.
     pub(super) fn sum(
         &mut self,
         values: &mut [f32],
@@ -153,8 +154,8 @@ where
         })
     }
 
-    /// Adds up `piece` of this rank's segment of `length` elements, in rank order; `own` is the
-    /// part of `rank`, not rounded.
+    /// Sums `piece` of this rank's segment, in rank order. The segment has `length` elements. `own`
+    /// is the unrounded part of `rank`.
     fn add_up(&mut self, rank: usize, length: usize, piece: Range<usize>, own: &[f32]) {
         self.sum.clear();
         self.part.resize(own.len(), 0.0);
@@ -177,7 +178,7 @@ where
     }
 }
 
-/// Rounds `values` to `wire`; `residual` is what the rounding takes away.
+/// Rounds `values` to `wire` and writes the rounding errors to `residual`.
 fn round<T>(values: &[f32], wire: &mut [T], residual: &mut [f32])
 where
     [T]: HalfFloatSliceExt,
@@ -190,22 +191,21 @@ where
         .for_each(|(residual, value)| *residual = value - *residual);
 }
 
-/// Returns the elements that `rank` adds up.
+/// Returns the elements that `rank` sums.
 fn segment(rank: usize, world_size: usize, length: usize) -> Range<usize> {
     rank * length / world_size..(rank + 1) * length / world_size
 }
 
-/// Returns a power of two that brings the sum of the ranks' largest magnitudes just below 2^15,
-/// equal on all ranks.
+/// Returns the exponent of a power of two that scales the sum of the ranks' largest magnitudes to
+/// just below 2^15, equal on all ranks.
 ///
-/// So no part and no sum overflows `f16`, and what lies within 2^29 of the largest keeps all 11
-/// bits. Where a rank has a value that is not finite the exponent is 0, and the value passes as
-/// infinity or NaN.
+/// No value and no sum then overflows `f16`. Values within 2^29 of the largest keep all 11 bits. If
+/// a rank has a value that is not finite, the exponent is 0, and the result has infinity or NaN.
 fn agree_on_exponent(
     values: &[f32],
     communicator: &dyn Communicator,
 ) -> Result<i64, CollectiveError> {
-    // The bits of a magnitude order as the magnitudes do, NaN as the largest.
+    // The bits of magnitudes have the order of the magnitudes. NaN is the largest.
     let largest = values
         .iter()
         .fold(0, |largest, value| value.abs().to_bits().max(largest));
@@ -218,7 +218,7 @@ fn agree_on_exponent(
     if bound == 0.0 || !bound.is_finite() {
         return Ok(0);
     }
-    // A sum of `f32` magnitudes is a normal `f64`: its exponent is stored with a bias of 1023.
+    // A sum of `f32` magnitudes is a normal `f64`. Its stored exponent has a bias of 1023.
     let exponent = (bound.to_bits() >> 52) as i64 - 1023;
     // Within these limits 2^exponent and its inverse are normal `f32`.
     Ok((F16_EXPONENT - 1 - exponent).clamp(-126, 126))

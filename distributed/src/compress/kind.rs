@@ -1,31 +1,30 @@
 //! Kinds of gradient compression, as text.
 //!
-//! In: `none`, `bf16`, `f16`, `powersgd:R` or `topk:P`. Out: the kind, which is written in the same
-//! spelling.
-//! Invariant: a kind that was read is usable: the rank is at least 1, the percentage above 0 and at
-//! most 100.
+//! In: `none`, `bf16`, `f16`, `powersgd:R` or `topk:P`. Out: the kind. Its text has the same form.
+//! Invariant: a parsed kind is valid. The rank is at least 1. The percentage is above 0 and at most
+//! 100.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Compression of the gradients of a bucket on their way between ranks.
+/// Compression of a bucket's gradients in messages between ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum CompressionKind {
-    /// `none`: 32-bit floats, the exact sum.
+    /// `none`: 32-bit floats and the uncompressed sum.
     #[default]
     None,
-    /// `bf16`: 16-bit values with 8 bits of significand and the range of `f32`; half the bytes.
+    /// `bf16`: 16-bit values with 8 bits of significand and the range of `f32`. Half the bytes.
     Bf16,
-    /// `f16`: 16-bit values with 11 bits of significand, scaled into their range; half the bytes.
+    /// `f16`: 16-bit values with 11 bits of significand, scaled to their range. Half the bytes.
     F16,
     /// `powersgd:R`: the sum of each weight matrix as a product of two matrices of rank R.
     PowerSgd {
         /// Columns of the factors, at least 1.
         rank: usize,
     },
-    /// `topk:P`: from each rank the P percent of its elements that are largest in magnitude.
+    /// `topk:P`: the P percent of each rank's elements that have the largest magnitudes.
     TopK {
-        /// Part of the elements that is sent, in percent, above 0 and at most 100.
+        /// Percentage of the elements that are sent, above 0 and at most 100.
         percent: f32,
     },
 }

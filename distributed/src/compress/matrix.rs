@@ -1,27 +1,26 @@
-//! Products and orthogonalisation of tall, narrow matrices, in plain loops that the compiler
-//! vectorises.
+//! Products and orthogonalisation of tall, narrow matrices, in loops that the compiler vectorises.
 //!
-//! In: matrices as flat slices, row after row. Out: bits that depend on the input alone, so equal
-//! input gives equal output on every rank that runs this program.
-//! Invariant: non-finite input is never dropped: it makes what depends on it non-finite.
+//! In: matrices as flat slices, row by row. Out: results whose bits depend only on the input. Equal
+//! input gives equal output on every rank of this program.
+//! Invariant: non-finite input is never dropped. Results that depend on it are non-finite.
 //! Source: Vogels et al. 2019, PowerSGD (1905.13727), algorithm 1; Giraud et al. 2005 for "twice is
 //! enough" in Gram-Schmidt.
 //!
-//! The factors are kept transposed, `rank` rows of `length` elements, so that every inner loop runs
-//! over neighbours in memory.
+//! The factors are stored transposed, as `rank` rows of `length` elements, so that every inner loop
+//! reads consecutive memory.
 
-/// Partial sums of a dot product: enough to fill the vector units, and a fixed order of addition.
+/// Number of partial sums of a dot product. They fill the vector units and have a fixed order of
+/// addition.
 const LANES: usize = 16;
 
-/// Columns of one block of a product: a block of a row and of a few factor rows fit the first-level
-/// cache together.
+/// Columns of one block of a product. A block of a row and of a few factor rows fits the L1 cache.
 const BLOCK: usize = 1024;
 
-/// A row that keeps less than this part of its length, once the rows before are taken out of it, is
-/// rounding noise and becomes zero.
+/// Threshold for dependent rows, relative to the row's length before the projection. A shorter
+/// remainder is rounding noise and becomes zero.
 const DEPENDENT: f64 = 1e-6;
 
-/// `out[c][i] = Σ_j matrix[i][j] factor[c][j]`: the product `M Q`, transposed.
+/// Computes `out[c][i] = Σ_j matrix[i][j] factor[c][j]`: the product `M Q`, transposed.
 ///
 /// `matrix` is `[rows, columns]`, `factor` `[rank, columns]`, `out` `[rank, rows]`.
 pub(super) fn times_factor(matrix: &[f32], columns: usize, factor: &[f32], out: &mut [f32]) {
@@ -38,7 +37,7 @@ pub(super) fn times_factor(matrix: &[f32], columns: usize, factor: &[f32], out: 
     }
 }
 
-/// `out[c][j] = Σ_i factor[c][i] matrix[i][j]`: the product `Mᵀ P`, transposed.
+/// Computes `out[c][j] = Σ_i factor[c][i] matrix[i][j]`: the product `Mᵀ P`, transposed.
 ///
 /// `matrix` is `[rows, columns]`, `factor` `[rank, rows]`, `out` `[rank, columns]`.
 pub(super) fn transposed_times_factor(
@@ -60,7 +59,7 @@ pub(super) fn transposed_times_factor(
     }
 }
 
-/// `out[i][j] += scale Σ_c left[c][i] right[c][j]`: the product `P Qᵀ`, scaled.
+/// Computes `out[i][j] += scale Σ_c left[c][i] right[c][j]`: the product `P Qᵀ`, scaled.
 ///
 /// `left` is `[rank, rows]`, `right` `[rank, columns]`, `out` `[rows, columns]`.
 pub(super) fn add_product(
@@ -82,12 +81,12 @@ pub(super) fn add_product(
     }
 }
 
-/// Makes the rows of `matrix`, `length` elements each, orthonormal by modified Gram-Schmidt, from
-/// the first to the last.
+/// Makes the rows of `matrix` orthonormal by modified Gram-Schmidt, from the first to the last.
+/// Each row has `length` elements.
 ///
-/// A row that depends on those before it becomes zero. Each row is projected twice: once leaves a
-/// row that nearly depends on the others far from orthogonal, and then what both share would be
-/// counted twice.
+/// A row that depends on earlier rows becomes zero. Each row is projected twice. After one
+/// projection, a nearly dependent row can be far from orthogonal, and its common part with other
+/// rows would count twice.
 pub(super) fn orthogonalise(matrix: &mut [f32], length: usize) {
     for index in 0..matrix.len() / length {
         let (before, rest) = matrix.split_at_mut(index * length);
@@ -112,12 +111,12 @@ pub(super) fn orthogonalise(matrix: &mut [f32], length: usize) {
     }
 }
 
-/// Returns `Σ values²`, in double precision.
+/// Returns `Σ values²` in double precision.
 pub(super) fn norm_squared(values: &[f32]) -> f64 {
     dot_f64(values, values)
 }
 
-/// Returns `Σ left right`, in double precision.
+/// Returns `Σ left right` in double precision.
 fn dot_f64(left: &[f32], right: &[f32]) -> f64 {
     let mut sums = [0.0_f64; LANES];
     let lefts = left.chunks_exact(LANES);
@@ -133,7 +132,7 @@ fn dot_f64(left: &[f32], right: &[f32]) -> f64 {
     sums.iter().sum()
 }
 
-/// Returns `Σ left right`, in `LANES` partial sums.
+/// Returns `Σ left right` in `LANES` partial sums.
 fn dot(left: &[f32], right: &[f32]) -> f32 {
     let mut sums = [0.0_f32; LANES];
     let lefts = left.chunks_exact(LANES);
@@ -149,7 +148,7 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// `out += scale values`.
+/// Computes `out += scale values`.
 fn add_scaled(out: &mut [f32], scale: f32, values: &[f32]) {
     for (out, value) in out.iter_mut().zip(values) {
         *out += scale * value;

@@ -1,13 +1,13 @@
-//! Gradient compression: the sum of one flat bucket over all ranks, with fewer bytes on the wire.
+//! Gradient compression: the sum of one flat bucket over all ranks, in fewer bytes.
 //!
-//! In: this rank's gradients, weighted by the caller. Out: about their sum, the same bits on every
-//! rank, and what it cost.
-//! Invariant: what a step leaves out is kept and put into the next one (error feedback): Σ
-//! residuals + result = Σ inputs, where an input is a gradient plus the residual before; NaN and
-//! infinity of any rank end as non-finite values in the result of all. A sum can be taken back:
-//! then what is kept is what was kept before it.
-//! Source: Karimireddy et al. 2019, Error Feedback Fixes SignSGD (1901.09847); each method names
-//! its own.
+//! In: this rank's gradients, weighted by the caller. Out: their approximate sum, the same bits on
+//! every rank, and the traffic.
+//! Invariant: each step adds what earlier steps did not send (error feedback). Σ residuals + result
+//! = Σ inputs, where an input is a gradient plus the previous residual. NaN or infinity on any rank
+//! gives non-finite values in the result of all ranks. A sum can be rolled back, which restores the
+//! previous residual.
+//! Source: Karimireddy et al. 2019, Error Feedback Fixes SignSGD (1901.09847). Each method names
+//! its own source.
 
 mod half_wire;
 mod kind;
@@ -28,25 +28,24 @@ use self::top_k::TopK;
 use crate::communicator::expect_equal;
 use crate::{CollectiveError, Communicator, reduction::Traffic};
 
-/// A gradient tensor within a bucket, seen as a matrix.
+/// A gradient tensor within a bucket, as a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpan {
-    /// Its elements within the bucket.
+    /// Indices of the tensor's elements in the bucket.
     pub range: Range<usize>,
-    /// Rows of the matrix: for a weight the output channels, for a vector its length or 1.
+    /// Rows of the matrix: the output channels of a weight. For a vector, its length or 1.
     pub rows: usize,
-    /// Columns of the matrix, neighbours in memory: for a convolution input channels times height
+    /// Columns of the matrix, consecutive in memory. For a convolution, input channels times height
     /// times width.
     pub columns: usize,
 }
 
-/// Limits of the tensors that PowerSGD compresses; the others are sent uncompressed.
+/// Limits of the tensors that PowerSGD compresses. Other tensors are sent uncompressed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerSgdLimits {
-    /// Least number of elements.
+    /// Minimum number of elements.
     pub min_elements: usize,
-    /// Least factor by which both factors together are smaller than the matrix; it must be
-    /// exceeded.
+    /// Compression ratio of both factors that a tensor must exceed.
     pub min_rate: f64,
 }
 
@@ -60,7 +59,7 @@ impl Default for PowerSgdLimits {
 }
 
 impl PowerSgdLimits {
-    /// Returns true if a tensor is a matrix that rank `rank` makes small enough.
+    /// Returns true if rank `rank` compresses the matrix of a tensor enough.
     fn compress(&self, rank: usize, span: &TensorSpan) -> bool {
         let rows = span.rows;
         let columns = span.columns;
@@ -71,11 +70,10 @@ impl PowerSgdLimits {
     }
 }
 
-/// Elements that are worked on at once where a bucket is passed over: a few such blocks fit the
-/// first-level cache together.
+/// Elements per block in loops over a bucket. A few blocks fit the L1 cache.
 const BLOCK: usize = 2048;
 
-/// The state of each kind of compression.
+/// State of each kind of compression.
 #[derive(Debug)]
 enum Codec {
     None,
@@ -85,12 +83,11 @@ enum Codec {
     TopK(TopK),
 }
 
-/// Sums one bucket of gradients over all ranks, compressed; keeps what was left out for the next
-/// step.
+/// Compressed sum of one bucket of gradients over all ranks, with the residual for the next step.
 ///
-/// Top-k and the 16-bit wires work on the bucket as a whole, vectors and small tensors included. A
-/// world of one rank compresses too, so that the effect on the training can be seen without a
-/// second rank; it sends nothing.
+/// Top-k and the 16-bit kinds compress the whole bucket, including vectors and small tensors. A
+/// world of one rank compresses but sends nothing. It shows the effect on the training without a
+/// second rank.
 #[derive(Debug)]
 pub struct BucketCompressor {
     kind: CompressionKind,
@@ -99,25 +96,25 @@ pub struct BucketCompressor {
     limits: PowerSgdLimits,
     warmup_steps: u64,
     num_steps: u64,
-    /// Part of the gradients that this rank has kept back, one element for each of the bucket;
-    /// empty for [`CompressionKind::None`].
+    /// Residual: the part of the gradients that this rank has not sent, with one value per element.
+    /// Empty for [`CompressionKind::None`].
     residual: Vec<f32>,
-    /// The same before the last sum.
+    /// Residual before the last sum.
     previous: Vec<f32>,
     codec: Codec,
 }
 
 impl BucketCompressor {
-    /// Returns a compressor for a bucket that consists of `spans`, one after the other from element
-    /// 0 on.
+    /// Returns a compressor for a bucket that consists of consecutive `spans`, starting at element
+    /// 0.
     ///
-    /// All ranks must give equal arguments; see [`expect_equal_plans`](Self::expect_equal_plans).
-    /// `seed` starts the factors of PowerSGD; the other kinds draw nothing. Buckets should have
-    /// different seeds.
+    /// All ranks must pass equal arguments, which [`expect_equal_plans`](Self::expect_equal_plans)
+    /// checks. `seed` determines the first factors of PowerSGD. Other kinds draw no random numbers.
+    /// Buckets should have different seeds.
     ///
     /// # Panics
-    /// If the spans leave a gap, overlap, or do not have rows times columns elements. If `kind` has
-    /// a rank of 0, or a percentage that is not above 0 and at most 100.
+    /// Panics if the spans leave a gap, overlap, or do not have rows times columns elements. Panics
+    /// if `kind` has a rank of 0, or a percentage that is not above 0 and at most 100.
     pub fn new(kind: CompressionKind, spans: Vec<TensorSpan>, seed: u64) -> Self {
         let mut length = 0;
         for TensorSpan {
@@ -169,15 +166,15 @@ impl BucketCompressor {
         }
     }
 
-    /// Sums the first `steps` buckets uncompressed, 0 by default: gradients change fast at the
-    /// start of a training.
+    /// Sums the first `steps` buckets uncompressed, because gradients change fast at the start of
+    /// training. The default is 0.
     #[must_use]
     pub fn with_warmup_steps(mut self, steps: u64) -> Self {
         self.warmup_steps = steps;
         self
     }
 
-    /// Sets which tensors PowerSGD compresses; the other kinds ignore it.
+    /// Sets which tensors PowerSGD compresses. Other kinds ignore the limits.
     #[must_use]
     pub fn with_limits(mut self, limits: PowerSgdLimits) -> Self {
         self.limits = limits;
@@ -187,14 +184,14 @@ impl BucketCompressor {
         self
     }
 
-    /// Returns the part of the gradients that this rank has kept back, one element for each of the
-    /// bucket; empty for [`CompressionKind::None`].
+    /// Returns the residual: the part of the gradients that this rank has not sent, with one value
+    /// per element. Empty for [`CompressionKind::None`].
     pub fn residual(&self) -> &[f32] {
         &self.residual
     }
 
-    /// Returns the factors with which PowerSGD begins its next sum, matrix after matrix, and how
-    /// many columns it has drawn for them; the same on every rank. Empty for the other kinds.
+    /// Returns the first factors of PowerSGD's next sum, matrix by matrix, and the number of
+    /// columns drawn for them. Both are the same on every rank. Empty for other kinds.
     pub fn factors(&self) -> (&[f32], u64) {
         match &self.codec {
             Codec::PowerSgd(power_sgd) => power_sgd.factors(),
@@ -202,9 +199,9 @@ impl BucketCompressor {
         }
     }
 
-    /// Makes what is kept back, and the factors, what they were before the last sum, for a step
-    /// that is left out. The sum counts on for the warm-up, as the step does for the run. To be
-    /// called at most once after a sum, by all ranks together.
+    /// Restores the residual and the factors from before the last sum, for a skipped step. The
+    /// skipped step still counts for the warm-up. All ranks must call this together, at most once
+    /// after a sum.
     pub fn roll_back(&mut self) {
         std::mem::swap(&mut self.residual, &mut self.previous);
         if let Codec::PowerSgd(power_sgd) = &mut self.codec {
@@ -234,10 +231,11 @@ impl BucketCompressor {
         }
     }
 
-    /// Checks that all ranks compress alike.
+    /// Checks that all ranks compress in the same way.
     ///
     /// # Errors
-    /// On all ranks, with the first rank that differs from root.
+    /// Returns an error on all ranks if a plan differs. The error names the first rank that differs
+    /// from root.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -268,15 +266,15 @@ impl BucketCompressor {
         expect_equal(communicator, "compression", &plan)
     }
 
-    /// Replaces `values`, the elements of the bucket, by about their sum over all ranks, the same
+    /// Replaces the bucket's elements `values` by their approximate sum over all ranks, the same
     /// bits on every rank.
     ///
     /// # Errors
-    /// If lengths differ between ranks (where the communicator detects it), or the job ends. The
-    /// state is undefined then.
+    /// Returns an error if lengths differ between ranks (where the communicator detects a
+    /// difference), or if the job ends. The state is then undefined.
     ///
     /// # Panics
-    /// If `values` does not have one element for each of the bucket.
+    /// Panics if `values` and the bucket differ in length.
     ///
     /// # Collective
     /// Must be called by all ranks, at the same step.
@@ -294,7 +292,7 @@ impl BucketCompressor {
         self.num_steps += 1;
         let warming_up = self.num_steps <= self.warmup_steps;
         let mut input_squared = 0.0;
-        // It is empty for `none`.
+        // The residual is empty for `none`.
         for (index, values) in values.chunks_mut(BLOCK).enumerate() {
             let residual = self.residual.iter().skip(index * BLOCK);
             values
@@ -335,14 +333,13 @@ fn sum_plain(
     })
 }
 
-/// Returns the bytes that a rank sends in a ring all-reduce of `length` 32-bit floats: 2 (N−1) / N
-/// of them, rounded down.
+/// Returns the bytes that a rank sends in a ring all-reduce of `length` 32-bit floats. The number
+/// is 2 (N−1) / N times the bytes of the floats, rounded down.
 fn reduce_bytes_sent(world_size: usize, length: usize) -> u64 {
     Traffic::of_sum(length, size_of::<f32>(), world_size).bytes_sent
 }
 
-/// Returns the bytes that a rank sends in an all-gather to which each rank brings `bytes`: N−1
-/// times these.
+/// Returns the bytes that a rank sends in an all-gather of `bytes` per rank: N−1 times `bytes`.
 fn gather_bytes_sent(world_size: usize, bytes: usize) -> u64 {
     ((world_size - 1) * bytes) as u64
 }

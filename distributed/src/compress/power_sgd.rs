@@ -1,23 +1,23 @@
-//! Sums of matrices as products of two narrow factors, found by one step of power iteration.
+//! Sums of matrices as products of two narrow factors, by one step of power iteration.
 //!
-//! In: matrices M_r of the ranks, with the kept parts of earlier steps. Out: M̂ = P Qᵀ with P an
-//! orthonormal basis of Σ M_r Q and then Q = Σ M_rᵀ P: the projection of Σ M_r on P.
-//! Invariant: each rank keeps e_r = M_r − P Pᵀ M_r, so Σ e_r + M̂ = Σ M_r; both factors have the
+//! In: matrices M_r of the ranks, plus the residuals of earlier steps. Out: M̂ = P Qᵀ, the
+//! projection of Σ M_r on P. P is an orthonormal basis of Σ M_r Q, and then Q = Σ M_rᵀ P.
+//! Invariant: each rank keeps e_r = M_r − P Pᵀ M_r, so Σ e_r + M̂ = Σ M_r. Both factors have the
 //! same bits on every rank.
 //! Source: Vogels et al. 2019, PowerSGD (1905.13727), algorithms 1 and 2, for sums in place of
 //! means.
 //!
-//! All P of a bucket travel in one message, after the elements that are not compressed. All Q
-//! travel in a second one.
+//! One message holds the uncompressed elements and all P of a bucket. A second message holds all Q.
 //!
-//! Differs from the paper in the treatment of zero. A column of P that depends on the others up to
-//! rounding becomes zero at any scale of the gradients, in place of an addend of 1e-8. A column of
-//! Q that has become zero is drawn again, so that no part of the rank is lost. Q is orthonormal at
-//! the start of a step, so that P has the scale of the gradients.
+//! The treatment of zero differs from the paper:
+//! - A column of P that depends on other columns up to rounding becomes zero. The paper adds 1e-8,
+//!   which depends on the scale of the gradients.
+//! - A zero column of Q is drawn again, so that the factors keep their rank.
+//! - Q is orthonormal at the start of a step, so that P has the scale of the gradients.
 //!
-//! The paper keeps M_r − M̂ / N. The sum of the residuals is the same, but the difference between
-//! the residuals of two ranks then grows without bound if their gradients differ permanently. Here
-//! each rank subtracts its own projection P Pᵀ M_r, which avoids this.
+//! The residual differs, too. The paper keeps M_r − M̂ / N. The sum of the residuals is the same,
+//! but the difference between two ranks' residuals grows without bound if their gradients differ
+//! permanently. Here each rank subtracts its own projection P Pᵀ M_r, which avoids this growth.
 
 use std::ops::Range;
 
@@ -29,38 +29,38 @@ use super::{PowerSgdLimits, TensorSpan, reduce_bytes_sent};
 use crate::reduction::Traffic;
 use crate::{CollectiveError, Communicator};
 
-/// A matrix of the bucket, and its factors in the messages.
+/// A matrix of the bucket, and the positions of its factors in the messages.
 #[derive(Debug)]
 struct Factored {
-    /// Place in the bucket.
+    /// Position in the bucket.
     range: Range<usize>,
     columns: usize,
-    /// Place of P, transposed, in the first message.
+    /// Position of P, transposed, in the first message.
     p: Range<usize>,
     rows: usize,
-    /// Place of Q, transposed, in the second message.
+    /// Position of Q, transposed, in the second message.
     q: Range<usize>,
 }
 
-/// State of one bucket.
+/// State for one bucket.
 #[derive(Debug)]
 pub(super) struct PowerSgd {
     factored: Vec<Factored>,
-    /// Elements that are sent as they are.
+    /// Elements that are sent uncompressed.
     plain: Vec<Range<usize>>,
-    /// The plain elements, then P of every matrix.
+    /// First message: the plain elements, then P of every matrix.
     first: Vec<f32>,
-    /// Q of every matrix; between steps that of the last step, orthonormal.
+    /// Second message: Q of every matrix. Between steps, the orthonormal Q of the last step.
     second: Vec<f32>,
     seed: u64,
-    /// Columns drawn so far, so that no two are alike.
+    /// Number of columns drawn so far, so that all columns differ.
     drawn: u64,
-    /// `second` and `drawn` before the last sum.
+    /// Values of `second` and `drawn` before the last sum.
     previous: (Vec<f32>, u64),
 }
 
 impl PowerSgd {
-    /// For a bucket that consists of `spans`.
+    /// Returns the state for a bucket that consists of `spans`.
     ///
     /// # Panics
     /// If `rank` is 0.
@@ -109,29 +109,28 @@ impl PowerSgd {
         state
     }
 
-    /// Q of every matrix, and the columns drawn so far.
+    /// Returns Q of every matrix, and the number of columns drawn so far.
     pub(super) fn factors(&self) -> (&[f32], u64) {
         (&self.second, self.drawn)
     }
 
-    /// Puts the factors back to before the last sum.
+    /// Restores the factors from before the last sum.
     pub(super) fn roll_back(&mut self) {
         self.second.copy_from_slice(&self.previous.0);
         self.drawn = self.previous.1;
     }
 
-    /// Takes the [`factors`](Self::factors) of another of the same plan.
+    /// Restores the [`factors`](Self::factors) of a state with the same plan.
     ///
     /// # Panics
-    /// If there are more or fewer.
+    /// Panics if the number of factors differs.
     pub(super) fn restore(&mut self, factors: &[f32], drawn: u64) {
         self.second.copy_from_slice(factors);
         self.drawn = drawn;
         self.previous = (self.second.clone(), drawn);
     }
 
-    /// Replaces `values` by the sum of low rank, and `residual` by this rank's part of what it
-    /// misses.
+    /// Replaces `values` by the low-rank sum, and `residual` by this rank's part of the error.
     pub(super) fn sum(
         &mut self,
         values: &mut [f32],
@@ -206,7 +205,7 @@ impl PowerSgd {
         })
     }
 
-    /// Makes every Q orthonormal and draws columns that are zero again.
+    /// Makes every Q orthonormal and draws zero columns again.
     fn prepare_factors(&mut self) {
         for tensor in &self.factored {
             let q = &mut self.second[tensor.q.clone()];
@@ -246,7 +245,7 @@ mod tests {
             !compressed(1, 10, 99) && compressed(1, 10, 100),
             "1000 elements"
         );
-        // 2 R (64 + 576) < 64 * 576 holds up to R = 28.
+        // 2 R (64 + 576) < 64 * 576 is true up to R = 28.
         assert!(
             compressed(28, 64, 576) && !compressed(29, 64, 576),
             "least saving"
@@ -286,8 +285,8 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(state.drawn, 4);
-        // The best matrix of rank 2 keeps more than that of rank 1, which leaves at least one
-        // singular value more.
+        // The best matrix of rank 2 keeps more than the best matrix of rank 1, whose error includes
+        // at least one more singular value.
         let mut alone = PowerSgd::new(1, &[span(0, 3, 4)], limits, 9);
         let mut best = matrix;
         for _ in 0..30 {

@@ -1,18 +1,18 @@
-//! Reproducible numbers for the first factors.
+//! Reproducible random numbers for the first factors.
 //!
-//! In: a seed and a stream. Out: about normal numbers, the same on every rank and machine: only
-//! integers and exact operations are used.
+//! In: a seed and a stream. Out: approximately normal numbers. They are the same on every rank and
+//! machine, because the code uses only integers and exact operations.
 //! Source: Steele et al. 2014, SplitMix64; sums of four uniform numbers (Irwin-Hall) for the normal
 //! distribution.
 
-/// Numbers of one stream.
+/// Random numbers of one stream.
 #[derive(Debug)]
 pub(super) struct Random {
     state: u64,
 }
 
 impl Random {
-    /// Streams of one seed differ, as do equal streams of different seeds.
+    /// Returns a generator. Streams of one seed differ, and so do equal streams of different seeds.
     pub(super) fn new(seed: u64, stream: u64) -> Self {
         let mut random = Self { state: seed };
         random.state = random.next().wrapping_add(stream);
@@ -20,14 +20,15 @@ impl Random {
         random
     }
 
-    /// Overwrites `values` by numbers of mean 0 and variance 1/3.
+    /// Overwrites `values` with numbers of mean 0 and variance 1/3.
     pub(super) fn fill(&mut self, values: &mut [f32]) {
         for value in values {
             let bits = self.next();
             let sum = (0..4)
                 .map(|quarter| (bits >> (16 * quarter)) & 0xffff)
                 .sum::<u64>();
-            // Four times 0..=65535: the mean is 131070, and all differences fit a `f32`.
+            // The sum of four numbers in 0..=65535 has a mean of 131070. All differences fit an
+            // `f32`.
             *value = (sum as f32 - 131_070.0) / 65536.0;
         }
     }

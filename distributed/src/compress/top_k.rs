@@ -1,8 +1,8 @@
-//! Sparse sums: each rank sends the elements of its bucket that are largest in magnitude.
+//! Sparse sums: each rank sends the elements of its bucket with the largest magnitudes.
 //!
-//! In: gradients with what earlier steps kept back. Out: the sum of what all ranks sent, zero where
-//! none did.
-//! Invariant: what is sent and what is kept back make up the input bit for bit.
+//! In: gradients plus the residuals of earlier steps. Out: the sum of all sent elements, zero where
+//! no rank sent an element.
+//! Invariant: the sent elements and the residual are together the input, bit for bit.
 //! Source: Stich et al. 2018, Sparsified SGD with Memory (1809.07599); Aji and Heafield 2017
 //! (1704.05021).
 
@@ -11,28 +11,27 @@ use super::matrix::norm_squared;
 use crate::reduction::Traffic;
 use crate::{CollectiveError, Communicator, ROOT};
 
-/// Bytes of one element on the wire: a `u32` index and an `f32` value, little-endian.
+/// Bytes of one element in a message: a `u32` index and an `f32` value, little-endian.
 const ELEMENT_BYTES: usize = 8;
 
-/// Bits of a magnitude that are left out of the histogram, so that it stays in the first-level
-/// cache.
+/// Low bits of a magnitude that the histogram ignores, so that the histogram fits the L1 cache.
 const TRAILING_BITS: u32 = 21;
 
-/// State of one bucket.
+/// State for one bucket.
 #[derive(Debug)]
 pub(super) struct TopK {
-    /// Elements sent by each rank.
+    /// Number of elements that each rank sends.
     count: usize,
-    /// Number of elements have the same leading bits of their magnitude.
+    /// Number of elements for each value of the magnitude's leading bits.
     histogram: Vec<usize>,
-    /// Magnitudes that share their leading bits with the least one that is sent.
+    /// Magnitudes with the same leading bits as the smallest magnitude that is sent.
     candidates: Vec<u32>,
     message: Vec<u8>,
 }
 
 impl TopK {
-    /// For a bucket of `length` elements of which `percent` percent are sent, rounded up, so at
-    /// least one.
+    /// Returns the state for a bucket of `length` elements, of which `percent` percent are sent.
+    /// The number is rounded up, so at least one element is sent.
     ///
     /// # Panics
     /// If `percent` is not above 0 and at most 100, or an index does not fit 32 bits.
@@ -45,7 +44,7 @@ impl TopK {
             u32::try_from(length).is_ok(),
             "top-k: expected a bucket of less than 2^32 elements, got {length}"
         );
-        // In whole millionths of a percent, as 0.1 is no number of base 2.
+        // Whole millionths of a percent avoid the rounding of 0.1 in base 2.
         let millionths = (f64::from(percent) * 1e6).round() as u64;
         let count = (millionths * length as u64).div_ceil(100_000_000).max(1) as usize;
         let count = count.min(length);
@@ -58,7 +57,8 @@ impl TopK {
         }
     }
 
-    /// Replaces `values` by the sparse sum, and `residual` by what this rank did not send.
+    /// Replaces `values` by the sparse sum, and `residual` by the elements that this rank did not
+    /// send.
     pub(super) fn sum(
         &mut self,
         values: &mut [f32],
@@ -108,8 +108,8 @@ impl TopK {
         })
     }
 
-    /// Returns the least magnitude that is sent, and how many elements of just this magnitude are:
-    /// those with the lowest indices.
+    /// Returns the smallest magnitude that is sent, and the number of sent elements with this
+    /// magnitude. Elements with lower indices come first.
     fn least_sent(&mut self, values: &[f32]) -> (u32, usize) {
         if self.count == 0 {
             return (u32::MAX, 0);
@@ -138,8 +138,8 @@ impl TopK {
     }
 }
 
-/// Returns the bits of a magnitude. They are ordered as magnitudes are, with infinity and then NaN
-/// as the largest: those are always sent.
+/// Returns the bits of a magnitude. They have the order of magnitudes, then infinity, then NaN.
+/// Infinity and NaN are always sent.
 fn magnitude(value: f32) -> u32 {
     value.abs().to_bits()
 }
