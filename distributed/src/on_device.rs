@@ -1,8 +1,8 @@
-//! Tensors of a layout on their device: nothing here passes through host memory.
+//! Tensors of a layout on their device. No data pass through host memory.
 //!
-//! In: a module, a layout of it. Out: flat tensors on the module's device, detached; the module
-//! with other tensors. Invariant: handles are moved, no element is read back, so nothing waits for
-//! the device.
+//! In: a module and its layout. Out: flat, detached tensors on the module's device, and the module
+//! with other tensors.
+//! Invariant: the functions move handles and read no element, so they never wait for the device.
 
 use std::array;
 
@@ -13,20 +13,20 @@ use burn::tensor::{Device, FloatDType, Gradients, Shape, Tensor, TensorData};
 use crate::layout::Cursor;
 use crate::replica::{ParameterEntry, ParameterLayout};
 
-/// The order of elements in a flat tensor.
+/// Order of elements in a flat tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementOrder {
-    /// The order of the module's tensors.
+    /// Order of the module's tensors.
     Module,
     /// `[O, H, W, I]` for tensors of four dimensions (`[O, I, H, W]` in the module). A GPU's
-    /// convolutions read weights and write gradients in this order, without a copy. Other tensors
-    /// keep the order of `Module`.
+    /// convolutions read weights and write gradients in this order without a copy. Other tensors
+    /// have the order of `Module`.
     ChannelsLast,
 }
 
 impl ElementOrder {
     /// # Panics
-    /// If the tensor's shape is not the entry's.
+    /// Panics if the shapes of tensor and entry differ.
     fn flat<const D: usize>(self, tensor: Tensor<D>, entry: &ParameterEntry) -> Tensor<1> {
         assert_eq!(
             tensor.shape().as_slice(),
@@ -43,7 +43,7 @@ impl ElementOrder {
     }
 
     /// # Panics
-    /// If `flat` and `shape` differ in their number of elements.
+    /// Panics if `flat` and `shape` differ in their number of elements.
     fn shaped<const D: usize>(self, flat: Tensor<1>, shape: Shape) -> Tensor<D> {
         if !self.moves(D) {
             return flat.reshape(shape);
@@ -58,12 +58,12 @@ impl ElementOrder {
     }
 }
 
-/// Returns the tensors of `layout` in `module`, each flat in this order and in f32.
+/// Returns the tensors of `layout` in `module`, each flat, in this order and in f32.
 ///
 /// Norm statistics include the updates of all forward passes so far.
 ///
 /// # Panics
-/// If `layout` is not of this module.
+/// Panics if `layout` belongs to another module.
 pub fn tensors<M: Module>(
     module: &M,
     layout: &ParameterLayout,
@@ -77,12 +77,13 @@ pub fn tensors<M: Module>(
         .collect()
 }
 
-/// Returns `module` with the tensors of `layout` replaced by `tensors`, flat in this order; ids,
-/// shapes, gradient requirements and types stay. As [`write`](crate::replica::write), on the
-/// device.
+/// Returns `module` with the tensors of `layout` replaced by `tensors`, flat in this order. Ids,
+/// shapes, gradient requirements and types are unchanged. The function is the device version of
+/// [`write`](crate::replica::write).
 ///
 /// # Panics
-/// If `layout` is not of this module, or a tensor and its entry differ in their number of elements.
+/// Panics if `layout` belongs to another module, or if a tensor and its entry differ in their
+/// number of elements.
 pub fn replace<M: Module>(
     module: M,
     layout: &ParameterLayout,
@@ -102,16 +103,16 @@ pub fn replace<M: Module>(
     })
 }
 
-/// Returns `module` with each tensor of `layout` replaced by what `make` makes of its entry and
-/// plain device, flat in this order.
+/// Returns `module` with each tensor of `layout` replaced by the result of `make`, flat in this
+/// order. The arguments of `make` are the entry and the device without autodiff.
 pub(crate) fn place<M: Module>(
     module: M,
     layout: &ParameterLayout,
     order: ElementOrder,
     make: impl FnMut(&ParameterEntry, &Device) -> Tensor<1>,
 ) -> M {
-    // A pending update would overwrite the new tensors at the next forward pass; `valid` applies it
-    // first.
+    // A pending update would overwrite the new tensors at the next forward pass. `valid` applies
+    // pending updates.
     drop(module.valid());
     let mut placer = Placer {
         cursor: Cursor::new(layout),
@@ -123,11 +124,11 @@ pub(crate) fn place<M: Module>(
     module
 }
 
-/// Takes the gradients of the parameters of `layout`, each flat in this order and in f32; `None` if
-/// the tape has none.
+/// Removes the gradients of `layout`'s parameters from the tape, each flat, in this order and in
+/// f32. A gradient is `None` if the tape does not contain it.
 ///
 /// # Panics
-/// If `layout` is not of this module.
+/// Panics if `layout` belongs to another module.
 pub fn take_gradients<M: Module>(
     module: &M,
     layout: &ParameterLayout,
@@ -137,10 +138,10 @@ pub fn take_gradients<M: Module>(
     taken(module, layout, order, Source::Tape(gradients))
 }
 
-/// As [`take_gradients`], of gradients that were taken from the tape for burn's optimizers.
+/// Removes gradients like [`take_gradients`], but from the container for burn's optimizers.
 ///
 /// # Panics
-/// If `layout` is not of this module.
+/// Panics if `layout` belongs to another module.
 pub(crate) fn take_params<M: Module>(
     module: &M,
     layout: &ParameterLayout,
@@ -149,10 +150,10 @@ pub(crate) fn take_params<M: Module>(
     taken(module, layout, ElementOrder::Module, Source::Params(params))
 }
 
-/// Returns the flat gradients of `layout` as burn's optimizers take them.
+/// Returns the flat gradients of `layout` in the container for burn's optimizers.
 ///
 /// # Panics
-/// If `layout` is not of this module.
+/// Panics if `layout` belongs to another module.
 pub(crate) fn to_params<M: Module>(
     module: &M,
     layout: &ParameterLayout,
@@ -165,16 +166,16 @@ pub(crate) fn to_params<M: Module>(
     walk(module, layout, each).params
 }
 
-/// The ids of a layout's tensors in a module.
+/// Ids of a layout's tensors in a module.
 pub(crate) struct Identities {
     /// burn's ids, in the order of the layout.
     pub(crate) ids: Vec<ParamId>,
-    /// A parameter that requires a gradient and is not in the layout.
+    /// Path of a parameter that requires a gradient and is not in the layout.
     pub(crate) unlisted: Option<String>,
 }
 
 /// # Panics
-/// If `layout` is not of this module.
+/// Panics if `layout` belongs to another module.
 pub(crate) fn identities<M: Module>(module: &M, layout: &ParameterLayout) -> Identities {
     let ids = Vec::with_capacity(layout.entries().len());
     walk(
@@ -207,10 +208,10 @@ trait EachTensor {
     fn visit_unlisted<const D: usize>(&mut self, _: &Param<Tensor<D>>, _: &Cursor<'_>) {}
 }
 
-/// Shows `each` the tensors of `module`.
+/// Calls `each` with the tensors of `module`.
 ///
 /// # Panics
-/// If `layout` is not of this module.
+/// Panics if `layout` belongs to another module.
 fn walk<M: Module, V: EachTensor>(module: &M, layout: &ParameterLayout, each: V) -> V {
     let mut walk = Walk {
         cursor: Cursor::new(layout),
@@ -243,7 +244,7 @@ impl<V: EachTensor> ModuleVisitor for Walk<'_, V> {
     }
 }
 
-/// The tensors of a walk.
+/// Source of the tensors of a walk.
 enum Source {
     Values,
     Tape(Gradients),
@@ -290,7 +291,8 @@ struct Registered<'a> {
 impl EachTensor for Registered<'_> {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
         let tensor = param.val();
-        // Frozen since the layout was made: an optimizer skips parameters without a gradient.
+        // The parameter was frozen after the layout's creation. Optimizers skip parameters without
+        // a gradient.
         if tensor.is_autodiff() && !param.is_require_grad() {
             return;
         }

@@ -1,7 +1,7 @@
-//! A panic ends the job.
+//! End of the job after a panic.
 //!
-//! In: a panic on any thread, caught or not. Out: one line of an error, the end of the process or
-//! of all ranks.
+//! In: a panic on any thread, caught or not. Out: one error line, and the end of the process or of
+//! all ranks.
 //! Invariant: after a panic no other thread waits for work of the panicked thread.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -9,11 +9,11 @@ use std::io::Write;
 use std::panic::{PanicHookInfo, set_hook};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Exit code of a job that a panic ends, as of a Rust program that panics.
+/// Exit code of a job that a panic ends. A Rust program exits with the same code after a panic.
 pub(crate) const EXIT_CODE: i32 = 101;
 
-/// Replaces the panic hook by one that reports the panic and calls `end`; where `may_unwind`, it
-/// only reports.
+/// Replaces the panic hook by one that reports the panic and calls `end`. If `may_unwind` returns
+/// true, the hook only reports.
 pub(crate) fn end_on_panic(rank: usize, may_unwind: fn() -> bool, end: fn()) {
     static ENDING: AtomicBool = AtomicBool::new(false);
     set_hook(Box::new(move |panic| {
@@ -22,7 +22,7 @@ pub(crate) fn end_on_panic(rank: usize, may_unwind: fn() -> bool, end: fn()) {
             return;
         }
         if ENDING.swap(true, Ordering::SeqCst) {
-            // Another thread is ending the job; this one must not unwind meanwhile.
+            // Another thread is ending the job. This thread must not unwind in the meantime.
             loop {
                 std::thread::park();
             }
@@ -32,12 +32,12 @@ pub(crate) fn end_on_panic(rank: usize, may_unwind: fn() -> bool, end: fn()) {
     }));
 }
 
-/// Ends this process on a panic: a process without MPI has no other ranks.
+/// Ends this process on a panic. A process without MPI has no other ranks.
 pub(crate) fn end_process_on_panic() {
     end_on_panic(crate::ROOT, || false, || std::process::exit(EXIT_CODE));
 }
 
-/// Prints the panic in one piece, so that lines of several ranks do not mix.
+/// Prints the panic in one write, so that lines of several ranks do not mix.
 fn report(rank: usize, panic: &PanicHookInfo<'_>) {
     let place = panic
         .location()
@@ -50,6 +50,6 @@ fn report(rank: usize, panic: &PanicHookInfo<'_>) {
     if backtrace.status() == BacktraceStatus::Captured {
         text.push_str(&format!("{backtrace}\n"));
     }
-    // A closed stderr is no reason to keep the other ranks waiting.
+    // A closed stderr must not keep the other ranks waiting.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -1,12 +1,12 @@
-//! The collectives of MPI, cut into pieces whose counts fit a C `int`.
+//! MPI collectives, divided into pieces whose counts fit a C `int`.
 //!
 //! In: this process's buffers. Out: sums, copies and gathered bytes.
-//! Invariant: on one communicator either all collectives block or none does, as MPI does not match
-//! one kind with the other.
-//! Source: MPI standard 3.1, chapter 5 (collectives; 5.12 for those that do not block).
+//! Invariant: on one communicator either all collectives block or none does, because MPI does not
+//! match the two kinds with each other.
+//! Source: MPI standard 3.1, chapter 5 (collectives; 5.12 for non-blocking ones).
 //!
-//! On the world's communicator they block inside MPI, which is the fastest. On duplicates they are
-//! begun and then looked at, so that a rank can sleep between looks.
+//! On the world's communicator, collectives block inside MPI, which is fastest. On duplicates,
+//! collectives are non-blocking and polled, so that a rank can sleep between polls.
 
 use std::os::raw::{c_int, c_void};
 
@@ -17,10 +17,11 @@ use super::{COPY_MAX_BYTES, MpiCommunicator, count};
 use crate::CollectiveError;
 
 impl MpiCommunicator {
-    /// Makes one collective, in the way of this communicator.
+    /// Runs one collective, blocking or non-blocking as this communicator requires.
     ///
     /// # Safety
-    /// Both calls use the same buffers, which live and stay untouched by others until this returns.
+    /// Both closures use the same buffers, which live and are not otherwise accessed until this
+    /// method returns.
     pub(super) unsafe fn collective(
         &self,
         [blocking_name, started_name]: [&'static str; 2],
@@ -31,7 +32,8 @@ impl MpiCommunicator {
         if self.is_world() {
             return self.check(blocking_name, blocking(communicator));
         }
-        // SAFETY: the caller's promise; the request is done before this returns.
+        // SAFETY: the caller guarantees the buffers, and the request completes before this method
+        // returns.
         let request = unsafe {
             PendingCall::start(started_name, self.topology.rank, |request| {
                 start(communicator, request)
@@ -88,14 +90,14 @@ impl MpiCommunicator {
         Ok(gathered)
     }
 
-    /// Returns the lengths of every rank's bytes.
+    /// Returns the length of every rank's bytes.
     fn gather_lengths(&self, length: usize) -> Result<Vec<usize>, CollectiveError> {
         let mine = [length as u64];
         let mut lengths = vec![0_u64; self.topology.world_size];
         let from = mine.as_ptr().cast::<c_void>();
         let to = lengths.as_mut_ptr().cast::<c_void>();
-        // SAFETY: every rank sends one u64 and `lengths` has room for one of each; both outlive the
-        // call.
+        // SAFETY: every rank sends one u64, `lengths` has room for all of them, and both outlive
+        // the call.
         unsafe {
             let one = ffi::RSMPI_UINT64_T;
             self.collective(
@@ -107,8 +109,8 @@ impl MpiCommunicator {
         Ok(lengths.into_iter().map(|length| length as usize).collect())
     }
 
-    /// Returns one round of a gather: `bytes` of this rank, `lengths[r]` bytes of rank r; all of
-    /// them, end to end, in rank order.
+    /// Runs one round of a gather with `lengths[r]` bytes of rank r; `bytes` is this rank's part.
+    /// Returns all bytes in rank order.
     fn gather_round(&self, bytes: &[u8], lengths: &[usize]) -> Result<Vec<u8>, CollectiveError> {
         assert_eq!(
             bytes.len(),

@@ -1,8 +1,9 @@
 //! Messages between two ranks.
 //!
-//! In: this process's bytes. Out: the other's, cut into pieces whose counts fit a C `int`.
+//! In: this process's bytes. Out: the other process's bytes, divided into pieces whose counts fit a
+//! C `int`.
 //! Invariant: every message ends with a piece shorter than [`COPY_MAX_BYTES`], so that its receiver
-//! need not know its length.
+//! need not know the length.
 //! Source: MPI standard 3.1, sections 3.7 (non-blocking messages) and 3.8 (matched probes).
 
 use std::mem::MaybeUninit;
@@ -14,7 +15,7 @@ use super::pending_call::{PendingCall, Status};
 use super::{COPY_MAX_BYTES, MpiCommunicator, count};
 use crate::CollectiveError;
 
-/// The tag of exchanges, above those of the caller.
+/// The tag of exchanges, above the tags of callers.
 pub(super) const EXCHANGE_TAG: c_int = 1 << 16;
 
 impl MpiCommunicator {
@@ -72,7 +73,8 @@ impl MpiCommunicator {
                     total,
                 )
             });
-            // The send is waited for even if the receive failed, as MPI still reads its buffer.
+            // The send must complete even if the receive failed, because MPI still reads the send
+            // buffer.
             sending
                 .map_or(Ok(()), |request| self.finish(request))
                 .and(received)?;
@@ -107,7 +109,7 @@ impl MpiCommunicator {
         Ok(Some((from, bytes)))
     }
 
-    /// Returns one piece of a message of unknown length, if it is there.
+    /// Returns one piece of a message of unknown length if it has arrived.
     fn try_receive_piece(
         &self,
         from: c_int,
@@ -121,11 +123,11 @@ impl MpiCommunicator {
         Ok(Some((found.from, bytes)))
     }
 
-    /// Returns the piece of a message of `total` bytes that begins at `start` and fills `bytes`;
-    /// waits for it.
+    /// Waits for one piece of a message of `total` bytes. The piece starts at `start` and fills
+    /// `bytes`.
     ///
-    /// It is matched before it is received: Open MPI 4.1.4 hangs in a receive whose buffer is too
-    /// short for a large message.
+    /// The piece is matched before it is received. Open MPI 4.1.4 hangs in a receive whose buffer
+    /// is too short for a large message.
     fn receive_piece(
         &self,
         call: &'static str,
@@ -147,7 +149,8 @@ impl MpiCommunicator {
         Err(CollectiveError::lengths(call, from, total, got))
     }
 
-    /// Takes the next message out of MPI's queues, if it is there; it must be received then.
+    /// Removes the next message from MPI's queues if it has arrived. The caller must then receive
+    /// it.
     fn try_match(&self, from: c_int, tag: c_int) -> Result<Option<Matched>, CollectiveError> {
         let mut found: c_int = 0;
         let mut message = MaybeUninit::<ffi::MPI_Message>::uninit();
@@ -167,7 +170,7 @@ impl MpiCommunicator {
         if found == 0 {
             return Ok(None);
         }
-        // SAFETY: MPI found a message, so it wrote its handle.
+        // SAFETY: MPI found a message, so MPI has written the handle.
         let message = unsafe { message.assume_init() };
         Ok(Some(Matched {
             message,
@@ -188,8 +191,8 @@ impl MpiCommunicator {
         );
         let start = bytes.as_mut_ptr().cast::<c_void>();
         let length = count(bytes.len());
-        // SAFETY: the buffer holds the `length` bytes of the message and stays borrowed, by this
-        // request alone, as long as the request.
+        // SAFETY: the buffer holds the `length` bytes of the message, and only this request borrows
+        // it, as long as the request lives.
         unsafe {
             PendingCall::start("MPI_Imrecv", self.topology.rank, |request| {
                 ffi::MPI_Imrecv(
@@ -211,7 +214,7 @@ impl MpiCommunicator {
     ) -> Result<PendingCall<'buffer>, CollectiveError> {
         let start = bytes.as_ptr().cast::<c_void>();
         let length = count(bytes.len());
-        // SAFETY: the buffer holds `length` bytes and stays borrowed as long as the request.
+        // SAFETY: the buffer holds `length` bytes and stays borrowed as long as the request lives.
         unsafe {
             PendingCall::start("MPI_Isend", self.topology.rank, |request| {
                 ffi::MPI_Isend(
@@ -228,15 +231,15 @@ impl MpiCommunicator {
     }
 }
 
-/// A message that waits to be received.
+/// A matched message that is not yet received.
 struct Matched {
     message: ffi::MPI_Message,
     from: usize,
     bytes: usize,
 }
 
-/// Returns the ranges of a message of `length` bytes: full pieces and a shorter, perhaps empty,
-/// last one.
+/// Returns the ranges of a message of `length` bytes: full pieces, then a shorter and possibly
+/// empty piece.
 fn pieces(length: usize, piece: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..=length / piece).map(move |index| index * piece..length.min((index + 1) * piece))
 }

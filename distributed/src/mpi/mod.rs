@@ -1,10 +1,9 @@
-//! Ranks as processes joined by MPI; the only module that names the mpi crate and has `unsafe`
-//! code.
+//! Ranks as MPI processes. Only this module uses the mpi crate and `unsafe` code for MPI.
 //!
 //! In: the buffers of this process. Out: MPI's collectives and messages on `MPI_COMM_WORLD` or a
-//! duplicate of it.
-//! Invariant: no rank ends quietly: a panic on any thread, [`Communicator::abort`], and a
-//! communicator that is dropped before [`Communicator::finish`] end the job everywhere.
+//! duplicate.
+//! Invariant: no rank ends silently. The job ends on all ranks after a panic on any thread, after
+//! [`Communicator::abort`], and if a communicator is dropped before [`Communicator::finish`].
 //! Source: MPI standard 3.1, chapter 5 (collectives), 6.4 (duplicates), 8.3 (error handlers), 8.7
 //! (`MPI_Abort`), 12.4 (threads).
 //!
@@ -38,63 +37,64 @@ mod node_memory;
 mod pending_call;
 mod wait_policy;
 
-/// Time for which a rank of several nodes delays its first message.
+/// Delay of a rank's first message in a job with several nodes.
 ///
-/// Over TCP, Open MPI (seen with 4.1.4) crashes at its start if a message arrives before it is
-/// ready. Ranks of one node may leave `MPI_Init` before those of another (open-mpi/ompi#12495,
-/// #13559).
+/// Over TCP, Open MPI (seen with 4.1.4) crashes at its start if a message arrives too early. Ranks
+/// of one node may leave `MPI_Init` before ranks of another node (open-mpi/ompi#12495, #13559).
 const STARTING: Duration = Duration::from_millis(200);
 
-/// Most elements of one reduction; larger ones are cut. It also bounds the second buffer, to 64
-/// MiB.
+/// Maximum number of elements of one MPI reduction. Longer reductions are divided. The limit also
+/// bounds the second buffer to 64 MiB.
 const REDUCE_MAX_ELEMENTS: usize = 1 << 23;
 
-/// Most bytes of one broadcast or gather; larger ones are cut. Counts are C `int`s.
+/// Maximum bytes of one MPI broadcast or gather, whose counts are C `int`s. Longer ones are
+/// divided.
 const COPY_MAX_BYTES: usize = 1 << 30;
 
-/// The communicator of all processes that `mpirun` or `srun` started together; a world of one
-/// without them.
+/// The communicator of all processes that `mpirun` or `srun` started together. Without a launcher
+/// it is a world of one rank.
 ///
-/// Call [`finish`](Communicator::finish) at the end, or use [`launch`](crate::launch()). The last
-/// owner of the communicator and its duplicates finalizes MPI when it is dropped. Dropped before
-/// `finish`, it ends the job of several ranks with exit code 1, as the others would wait for this
-/// one. Drop it at the end of `main`, on the thread that called [`init`](MpiCommunicator::init): a
-/// process that ends without finalizing counts as failed.
+/// Call [`finish`](Communicator::finish) at the end, or use [`launch`](crate::launch()). The drop
+/// of the last owner of the communicator and its duplicates finalizes MPI. A drop before `finish`
+/// ends the job of several ranks with exit code 1, because other ranks would wait for this rank.
+/// Drop the communicator at the end of `main`, on the thread that called
+/// [`init`](MpiCommunicator::init). A process that ends without finalizing counts as failed.
 pub struct MpiCommunicator {
-    /// `None` is the world itself.
+    /// Duplicated communicator, or `None` for the world's communicator.
     duplicate: Option<Handle>,
     topology: Topology,
     thread_level: Threading,
     wait_policy: Arc<SharedWaitPolicy>,
-    /// MPI allows one collective at a time on a communicator; the lock also guards the second
-    /// buffers.
+    /// Second buffers. The lock also serialises collectives, because MPI allows one at a time on a
+    /// communicator.
     scratch: Mutex<Vec<u64>>,
-    /// Finalizes MPI, or ends the job, when its last owner is dropped.
+    /// Membership, whose last owner finalizes MPI or ends the job.
     membership: Arc<Membership>,
 }
 
-/// A communicator that MPI made.
+/// A communicator that MPI created.
 ///
-/// It is never freed before MPI is finalized: that would be one more collective, hidden in a drop.
+/// The communicator is never freed before MPI is finalized, because the free is a collective,
+/// hidden in a drop.
 #[derive(Clone, Copy)]
 struct Handle(ffi::MPI_Comm);
 
-// SAFETY: a handle is a name that any thread may use as far as the thread level allows, which
-// `lock` and `message_turn` see to.
+// SAFETY: any thread may use a handle as far as the thread level allows. `lock` and `message_turn`
+// serialise calls where the thread level requires it.
 unsafe impl Send for Handle {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Handle {}
 
 impl MpiCommunicator {
-    /// Initializes MPI, asking for `MPI_THREAD_MULTIPLE`, and replaces the panic hook by one that
-    /// ends the job.
+    /// Initializes MPI with a request for `MPI_THREAD_MULTIPLE`, and replaces the panic hook by one
+    /// that ends the job.
     ///
     /// From now on a panic on any thread of this process prints `error (rank R): panicked …` and
-    /// calls `MPI_Abort` with exit code 101, also where the panic would have been caught.
+    /// calls `MPI_Abort` with exit code 101. This includes panics that `catch_unwind` would catch.
     ///
     /// # Errors
-    /// If MPI was initialized before, allows calls from one thread only, or a first collective
-    /// fails.
+    /// Returns an error if MPI was initialized before, if MPI allows calls from only one thread, or
+    /// if a first collective fails.
     ///
     /// # Collective
     /// Must be called by all processes of the job.
@@ -116,8 +116,7 @@ impl MpiCommunicator {
         let rank = world("MPI_Comm_rank", ffi::MPI_Comm_rank)?;
         let world_size = world("MPI_Comm_size", ffi::MPI_Comm_size)?;
         end_job_on_panic(rank);
-        // The lock makes calls one after the other, so less than `Multiple` will do as long as any
-        // thread may call.
+        // The lock serialises calls, so less than `Multiple` suffices if any thread may call.
         if thread_level < Threading::Serialized {
             return Err(failed(format!(
                 "MPI thread level: expected at least MPI_THREAD_SERIALIZED, got {thread_level:?}. Use an MPI library built with thread support."
@@ -156,7 +155,7 @@ impl MpiCommunicator {
         Ok(communicator)
     }
 
-    /// Returns the first line of the library's version text; may be called before
+    /// Returns the first line of the library's version text. May be called before
     /// [`init`](MpiCommunicator::init).
     pub(crate) fn library_name() -> String {
         let text = library_version()
@@ -170,7 +169,7 @@ impl MpiCommunicator {
             .join(" ")
     }
 
-    /// Returns the thread level MPI gave: `Serialized` or `Multiple`.
+    /// Returns the thread level of MPI: `Serialized` or `Multiple`.
     pub fn thread_level(&self) -> String {
         format!("{:?}", self.thread_level)
     }
@@ -192,12 +191,12 @@ impl MpiCommunicator {
         )
     }
 
-    /// Waits for a call as patiently as this communicator is.
+    /// Waits for a call with this communicator's wait policy.
     fn finish(&self, request: PendingCall<'_>) -> Result<(), CollectiveError> {
         request.wait(&self.wait_policy)
     }
 
-    /// Wraps a communicator that MPI made of this one.
+    /// Wraps a communicator that MPI created from this communicator.
     fn relative(
         &self,
         communicator: ffi::MPI_Comm,
@@ -216,7 +215,7 @@ impl MpiCommunicator {
         })
     }
 
-    /// Messages need no turns, except where MPI allows one call at a time.
+    /// Locks message calls if MPI allows only one call at a time. Otherwise returns `None`.
     fn message_turn(&self) -> Option<MutexGuard<'_, Vec<u64>>> {
         (self.thread_level < Threading::Multiple).then(|| self.lock())
     }
@@ -258,8 +257,8 @@ impl Communicator for MpiCommunicator {
             .bytes()
             .chunks_mut(REDUCE_MAX_ELEMENTS * element_bytes)
         {
-            // MPI forbids one buffer for both directions. MPI_IN_PLACE is a macro with another
-            // value in each library, and the mpi crate does not have it: so the values are sent
+            // MPI forbids one buffer for both directions. The mpi crate does not provide
+            // MPI_IN_PLACE, a macro with a different value in each library. So the values are sent
             // from a copy.
             let words = values.len().div_ceil(size_of::<u64>());
             if scratch.len() < words {
@@ -358,7 +357,7 @@ impl Communicator for MpiCommunicator {
         let nodes = self.all_gather(self.topology.node.as_bytes())?;
         let _turn = self.lock();
         let mut part = self.raw();
-        // The others form a communicator, too, which is not used.
+        // The other ranks also form a communicator, which is unused.
         let color = c_int::from(rank >= count);
         // SAFETY: the communicator is live, and `part` outlives the call that writes it.
         let code = unsafe { ffi::MPI_Comm_split(self.raw(), color, self::count(rank), &mut part) };

@@ -1,20 +1,20 @@
 //! Reductions through memory that the processes of one node share.
 //!
-//! In: the buffers of a node's processes. Out: their sum, added in rank order by slices, one a
-//! process.
-//! Invariant: a place is read only after the flag of its writer, and written again only after the
-//! flags of its readers.
+//! In: the buffers of a node's processes. Out: their sum. Each process sums one slice in rank
+//! order.
+//! Invariant: memory is read only after its writer has set a flag, and is overwritten only after
+//! its readers have set their flags.
 //! Source: MPI standard 3.1, section 11.2.3 (`MPI_Win_allocate_shared`).
 //!
-//! The memory holds one line of flags, one part a process, and one result. For each piece a process
-//! makes three moves:
-//! 1. It copies what others reduce into its part (`arrived`).
+//! The memory holds one line of flags and one part per process, and one result. For each piece a
+//! process takes three steps:
+//! 1. It copies the slices that other processes reduce into its part (`arrived`).
 //! 2. It reduces its slice over all parts into its buffer and the result (`reduced`).
-//! 3. It copies the other slices out.
+//! 3. It copies the other slices from the result.
 //!
-//! Two flags suffice. A process that sees all `reduced` may overwrite its part, which is not read
-//! any more. A process that sees all `arrived` of the next piece may overwrite the result: each
-//! process has copied it out before.
+//! Two flags suffice. A process that sees all `reduced` flags may overwrite its part, because no
+//! process reads the part any more. A process that sees all `arrived` flags of the next piece may
+//! overwrite the result, because each process has copied it.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -33,27 +33,27 @@ use crate::algorithms::{Number, add};
 use crate::communicator::{BetweenNodes, NodeMemory, ReduceBuffer};
 use crate::{CollectiveError, Communicator};
 
-/// Bytes between the flags of two processes, so that they do not share a cache line or a pair of
-/// them.
+/// Bytes between the flags of two processes, so that they share neither a cache line nor a pair of
+/// cache lines.
 const FLAGS_BYTES: usize = 128;
 
 /// Shared memory of a node's processes.
 pub(super) struct SharedMemory {
     base: NonNull<u8>,
-    /// Number of processes, and this one's index.
+    /// Number of processes, and the index of this process.
     size: usize,
     index: usize,
-    /// Bytes of a part, and of the result.
+    /// Bytes of a part and of the result.
     bytes: usize,
-    /// Pieces reduced so far.
+    /// Number of pieces reduced so far.
     round: u64,
     wait_policy: Arc<SharedWaitPolicy>,
-    /// The memory is MPI's, until it is finalized.
+    /// Membership that keeps MPI, which owns the memory, from being finalized.
     _membership: Arc<Membership>,
 }
 
-// SAFETY: the memory is mapped for the whole process; `base` may be used on any thread, and only
-// through `&mut self`.
+// SAFETY: the memory is mapped for the whole process. Any thread may use `base`, but only through
+// `&mut self`.
 unsafe impl Send for SharedMemory {}
 
 /// The progress of a process, in pieces.
@@ -61,12 +61,13 @@ unsafe impl Send for SharedMemory {}
 struct Flags {
     arrived: AtomicU64,
     reduced: AtomicU64,
-    /// First process only: the result is complete for all nodes.
+    /// Progress of the first process only: the result is complete for all nodes.
     released: AtomicU64,
 }
 
 impl MpiCommunicator {
-    /// Memory shared by `members`, or `None` on all ranks.
+    /// Allocates memory for `members` to share. Returns `None` on all ranks if sharing is
+    /// impossible.
     pub(super) fn share_memory(
         &self,
         members: &[usize],
@@ -104,12 +105,13 @@ impl MpiCommunicator {
         for flag in [&flags.arrived, &flags.reduced, &flags.released] {
             flag.store(0, Ordering::Release);
         }
-        // No process reads flags before all are zero.
+        // All flags must be zero before any process reads them.
         self.meet()?;
         Ok(Some(memory))
     }
 
-    /// Returns the processes that can share memory with this one and have the same first member.
+    /// Returns a communicator of the processes that can share memory with this process and have the
+    /// same first member.
     fn split_by_node(&self, members: &[usize]) -> Result<ffi::MPI_Comm, CollectiveError> {
         let mut machine = self.raw();
         let mut node = self.raw();
@@ -145,7 +147,8 @@ impl MpiCommunicator {
         Ok(usize::try_from(size).expect("sizes are not negative"))
     }
 
-    /// Shared memory, of which each process gives `bytes`; where that of the first process lies.
+    /// Allocates shared memory, `bytes` per process. Returns the address of the first process's
+    /// memory.
     fn allocate(&self, node: ffi::MPI_Comm, bytes: usize) -> Result<NonNull<u8>, CollectiveError> {
         let bytes =
             ffi::MPI_Aint::try_from(bytes).expect("shared memory is far smaller than memory");
@@ -175,14 +178,14 @@ impl MpiCommunicator {
     }
 }
 
-/// Returns true if `bytes` more fit into where Open MPI makes shared memory: where they do not, its
-/// first process gives up and the others wait for it. A look at the free space is not in the
-/// standard library, so a file tries it.
+/// Returns true if the file system of Open MPI's shared memory has room for `bytes`. Without room,
+/// the first process gives up and the others wait for it forever. The standard library has no query
+/// of free space, so the function creates a file.
 fn has_room(bytes: usize) -> bool {
     let path = format!("/dev/shm/lockstep-room-{}", std::process::id());
-    // One that a killed process of this number left.
+    // A killed process with this number may have left a file.
     let _ = fs::remove_file(&path);
-    // Without such a folder, memory is elsewhere. Open MPI wants a twentieth more, and a page.
+    // Without such a folder, the memory is elsewhere. Open MPI needs a twentieth more, plus a page.
     let mut file = match File::create_new(&path) {
         Ok(file) => file,
         Err(error) => return error.kind() != ErrorKind::StorageFull,
@@ -195,35 +198,36 @@ fn has_room(bytes: usize) -> bool {
 impl SharedMemory {
     fn flags(&self, index: usize) -> &Flags {
         assert!(index < self.size, "every process has its flags");
-        // SAFETY: the first `size * FLAGS_BYTES` bytes of the memory are flags, aligned as MPI
-        // aligns memory, and atomic: any process may write them at any time.
+        // SAFETY: the first `size * FLAGS_BYTES` bytes of the memory are aligned flags. The flags
+        // are atomic, so any process may write them at any time.
         unsafe { self.base.add(index * FLAGS_BYTES).cast::<Flags>().as_ref() }
     }
 
-    /// Returns the start of the part of a process; that of index `size` is the result.
+    /// Returns the start of the part of a process. The index `size` stands for the result.
     fn part<T: Number>(&self, index: usize) -> NonNull<T> {
         assert!(index <= self.size, "every process has its part");
-        // SAFETY: it lies within the memory, which is as long as all flags, parts and the result.
+        // SAFETY: the part is inside the memory, which has room for all flags, parts and the
+        // result.
         unsafe { self.base.add(self.size * FLAGS_BYTES + index * self.bytes) }.cast::<T>()
     }
 
     /// Returns elements of a part.
     ///
     /// # Safety
-    /// The elements are not written while the slice lives.
+    /// No code writes the elements while the slice lives.
     unsafe fn read<T: Number>(&self, part: usize, range: Range<usize>) -> &[T] {
         assert!(
             range.start <= range.end && range.end * size_of::<T>() <= self.bytes,
             "pieces fit into a part"
         );
-        // SAFETY: the range lies within the part, whose start is aligned to FLAGS_BYTES; any bits
-        // are a number.
+        // SAFETY: the range is inside the part, whose start is aligned to FLAGS_BYTES. Any bits are
+        // a valid number.
         unsafe {
             std::slice::from_raw_parts(self.part::<T>(part).add(range.start).as_ptr(), range.len())
         }
     }
 
-    /// Returns elements of a part, to be written.
+    /// Returns writable elements of a part.
     ///
     /// # Safety
     /// No other code reads or writes the elements while the slice lives.
@@ -279,22 +283,23 @@ impl SharedMemory {
         let mine = cut(index)..cut(index + 1);
         let others = [0..mine.start, mine.end..length];
         for range in others.clone() {
-            // SAFETY: this process alone writes its part; the others have read its last piece, as
-            // they all had `reduced` it.
+            // SAFETY: only this process writes its part. The other processes have read the last
+            // piece, because all of them had set `reduced`.
             unsafe { self.write(index, range.clone()) }.copy_from_slice(&values[range]);
         }
         self.flags(index).arrived.store(round, Ordering::Release);
 
         self.wait(0..size, round, |flags| &flags.arrived);
-        // SAFETY: only this process writes its slice of the result, and no process reads it before
-        // `reduced`; all have copied the last piece out, as they have `arrived` with this one.
+        // SAFETY: only this process writes its slice of the result, and no process reads the slice
+        // before `reduced`. All processes have copied the last piece, because they have set
+        // `arrived` for this one.
         let result = unsafe { self.write::<T>(size, mine.clone()) };
         for part in 0..size {
             let values: &[T] = if part == index {
                 &values[mine.clone()]
             } else {
-                // SAFETY: its process wrote it before `arrived`, and does not write it again before
-                // this one has `reduced`.
+                // SAFETY: the owner wrote the part before `arrived`, and overwrites the part only
+                // after this process has set `reduced`.
                 unsafe { self.read(part, mine.clone()) }
             };
             if part == 0 {
@@ -325,8 +330,8 @@ impl SharedMemory {
             }
         };
         for range in outside {
-            // SAFETY: the result is complete, and is not written again before this process arrives
-            // with the next piece.
+            // SAFETY: the result is complete, and is not overwritten before this process sets
+            // `arrived` for the next piece.
             values[range.clone()].copy_from_slice(unsafe { self.read(size, range) });
         }
         Ok(())

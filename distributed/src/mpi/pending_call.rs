@@ -1,9 +1,9 @@
-//! Calls that MPI has begun and not yet finished.
+//! MPI calls that have started and not yet completed.
 //!
-//! In: a call that fills an `MPI_Request`. Out: its outcome, after looking at it as patiently as
-//! the communicator is.
-//! Invariant: a buffer stays borrowed until MPI is done with it; a call that can no longer be
-//! waited for ends the job.
+//! In: a call that fills an `MPI_Request`. Out: the call's result, after polling with the
+//! communicator's wait policy.
+//! Invariant: a buffer stays borrowed until MPI has finished with it. If a call cannot be waited
+//! for, the job ends.
 //! Source: MPI standard 3.1, sections 3.7 (`MPI_Test`) and 5.12 (non-blocking collectives).
 
 use std::marker::PhantomData;
@@ -16,21 +16,21 @@ use super::end::{check, end_job, write_line};
 use super::wait_policy::SharedWaitPolicy;
 use crate::CollectiveError;
 
-/// A call under way on buffers of lifetime `'buffers`.
+/// A pending call on buffers of lifetime `'buffers`.
 pub(super) struct PendingCall<'buffers> {
     call: &'static str,
     rank: usize,
-    /// `None` when MPI is done with it.
+    /// The request, or `None` after MPI has finished.
     raw: Option<ffi::MPI_Request>,
     buffers: PhantomData<&'buffers mut [u8]>,
 }
 
 impl<'buffers> PendingCall<'buffers> {
-    /// Begins `call`; `rank` is this rank, for its errors.
+    /// Starts `call`. `rank` is this rank, for errors.
     ///
     /// # Safety
-    /// `start` makes one MPI call that writes the request, and all buffers MPI then uses live and
-    /// stay untouched through `'buffers`.
+    /// `start` makes one MPI call that writes the request. All buffers that MPI then uses live and
+    /// are not otherwise accessed for `'buffers`.
     pub(super) unsafe fn start(
         call: &'static str,
         rank: usize,
@@ -48,7 +48,7 @@ impl<'buffers> PendingCall<'buffers> {
         })
     }
 
-    /// Waits until MPI is done with the call and its buffers.
+    /// Waits until MPI has finished with the call and its buffers.
     pub(super) fn wait(mut self, wait_policy: &SharedWaitPolicy) -> Result<(), CollectiveError> {
         let Some(mut raw) = self.raw else {
             return Ok(());
@@ -60,7 +60,7 @@ impl<'buffers> PendingCall<'buffers> {
             let code = unsafe { ffi::MPI_Test(&mut raw, &mut done, &mut status.0) };
             (done != 0 || code != ffi::MPI_SUCCESS as c_int).then_some(code)
         });
-        // MPI reports the failure of a request when it is done with it.
+        // MPI reports the failure of a request after it has finished with it.
         self.raw = None;
         check(self.call, self.rank, code)
     }
@@ -82,10 +82,10 @@ impl Drop for PendingCall<'_> {
 pub(super) struct Status(pub(super) ffi::MPI_Status);
 
 impl Status {
-    /// Returns a status to be filled.
+    /// Returns an empty status for MPI to fill.
     pub(super) fn empty() -> Self {
-        // SAFETY: `MPI_Status` is a C struct of integers in every library, so all zeros are a value
-        // of it.
+        // SAFETY: `MPI_Status` is a C struct of integers in every library, so all zeros are a valid
+        // value.
         Self(unsafe { MaybeUninit::zeroed().assume_init() })
     }
 

@@ -1,8 +1,8 @@
 //! The wait policy of a process.
 //!
-//! In: a choice, which another thread may change. Out: the pause between two polls.
-//! Invariant: a process that spins still yields its core now and then, as there may be more ranks
-//! than cores.
+//! In: a policy, which another thread may change. Out: the pause between two polls.
+//! Invariant: a process that spins still yields its core at intervals, because a node may have more
+//! ranks than cores.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,28 +11,28 @@ use std::time::{Duration, Instant};
 use crate::communicator::WaitPolicy;
 use crate::pause::{LOOKS_A_WAKE, pause_after, pause_between};
 
-/// Time of looks without a pause at the beginning of every wait; what is nearly there costs no
-/// sleep.
+/// Time of polls without a pause at the start of every wait. A call that is almost complete then
+/// costs no sleep.
 ///
 /// Measured with `examples/all_reduce.rs` on two cores: 64 KiB by `MPI_Iallreduce` on 2 sleeping
-/// ranks take 0.3 ms without first looks and 0.03 ms with 20 µs of them; 60 µs are slower again
-/// where ranks outnumber cores.
+/// ranks take 0.3 ms without these polls and 0.03 ms with 20 µs of them. 60 µs are slower again if
+/// ranks outnumber cores.
 const FIRST_LOOKS: Duration = Duration::from_micros(20);
 
-/// Busy looks between two yields.
+/// Number of polls between two yields.
 const YIELD_INTERVAL: u32 = 16;
 
-/// The wait policy of a communicator, shared by all that wait on its behalf.
+/// Wait policy of a communicator, shared by all threads that wait on the communicator.
 #[derive(Debug, Default)]
 pub(super) struct SharedWaitPolicy {
     sleeping: AtomicBool,
-    /// Since when it is [`WaitPolicy::Sleep`].
+    /// Start of the current period of [`WaitPolicy::Sleep`].
     since: Mutex<Option<Instant>>,
-    /// Number of waits since then that came to a pause, of all threads, such as a server on a
-    /// worker's rank.
+    /// Number of waits with a pause since then, on all threads, such as a server on a worker's
+    /// rank.
     num_waits: AtomicU32,
-    /// Microseconds between two looks, by the waits of the last time of sleeping, such as a pass,
-    /// that had any; 0 before it ended.
+    /// Pause between two polls in microseconds. It comes from the waits of the last sleeping period
+    /// with any waits, such as a pass. 0 before the end of the first such period.
     pause_micros: AtomicU32,
 }
 
@@ -66,7 +66,7 @@ impl SharedWaitPolicy {
         }
     }
 
-    /// Looks until `look` finds something.
+    /// Polls until `look` returns a value.
     pub(super) fn wait<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         let mut looks: u32 = 0;
         let mut start = None;
@@ -87,7 +87,7 @@ impl SharedWaitPolicy {
                             0 => pause_after(waited),
                             micros => Duration::from_micros(micros.into()),
                         };
-                        // A thread that waits for this one may wake it.
+                        // A thread that waits for this thread may wake it.
                         std::thread::park_timeout(pause);
                     }
                 }
@@ -138,8 +138,8 @@ mod tests {
             });
             (start.elapsed() > Duration::from_millis(20)).then_some(())
         });
-        // 20 ms have room for 400 sleeps; without sleeps it would look hundreds of thousands of
-        // times.
+        // 20 ms have room for 400 sleeps. Without sleeps there would be hundreds of thousands of
+        // polls.
         assert!(looks < 10_000, "{looks} looks");
     }
 }

@@ -1,7 +1,7 @@
-//! This rank's GPU and its connection to the others'; the only file that calls CUDA.
+//! This rank's GPU and its connection to the other GPUs. Only this file calls CUDA.
 //!
-//! In: a GPU's index, the group's name, buckets in host memory. Out: sums in host memory.
-//! Invariant: a bucket's memory is written and read only while no copy of it is under way.
+//! In: a GPU's index, the group's id, buckets in host memory. Out: sums in host memory.
+//! Invariant: a bucket's memory is written and read only while no copy of it is pending.
 //! Source: NVIDIA, NCCL user guide, "Thread safety": one call at a time, from any thread.
 
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use super::api::{Api, Connection, NAMES, UniqueId};
 use super::readiness::Readiness;
 use crate::pause::pause_after;
 
-/// No thread wakes this one, and the GPU computes meanwhile.
+/// Limit of a pause. No other thread wakes this thread, and the GPU computes during the pause.
 const LONGEST_PAUSE: Duration = Duration::from_micros(250);
 
-/// A call that failed.
+/// A failed call of CUDA or NCCL.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) call: &'static str,
@@ -33,8 +33,8 @@ fn by_driver(call: &'static str) -> impl Fn(DriverError) -> Failure {
     }
 }
 
-/// Returns NCCL, if the driver loads too, or what is missing. cudarc panics if the driver is
-/// missing, so it is checked first.
+/// Returns NCCL if the driver loads too, or the missing part. cudarc panics without a driver, so
+/// the driver is checked first.
 fn load() -> Result<&'static Api, Readiness> {
     if !driver_loads() {
         return Err(Readiness::Lacking {
@@ -50,13 +50,13 @@ fn load() -> Result<&'static Api, Readiness> {
     })
 }
 
-/// Returns the version of the NCCL that this process would use, such as `2.21.5`; `None` where it
-/// does not load.
+/// Returns the version of the NCCL that this process would use, such as `2.21.5`. Returns `None` if
+/// NCCL does not load.
 pub fn library_version() -> Option<String> {
     Some(version_text(Api::get().ok()?.version().ok()?))
 }
 
-/// NCCL's number of its version in words: up to 2.8 the minor version had one digit less.
+/// Formats NCCL's version number. Up to 2.8 the minor version had one digit less.
 fn version_text(code: i32) -> String {
     let thousands = if code < 10_000 { 1_000 } else { 10_000 };
     format!(
@@ -68,12 +68,13 @@ fn version_text(code: i32) -> String {
 }
 
 fn driver_loads() -> bool {
-    // SAFETY: loading runs the library's own initialisers; every CUDA program, also burn's, runs
-    // those of this one.
+    // SAFETY: loading runs the library's initialisers. Every CUDA program runs them, including
+    // programs with burn.
     unsafe { cudarc::driver::sys::is_culib_present() }
 }
 
-/// Returns the readiness of this rank with `gpu`, and the GPU with NCCL's functions if it is ready.
+/// Returns the readiness of this rank with `gpu`. If the rank is ready, also returns the GPU and
+/// NCCL's functions.
 pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static Api)>) {
     let api = match load() {
         Ok(api) => api,
@@ -114,7 +115,7 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
     }
 }
 
-/// Returns a GPU's number as `nvidia-smi -L` prints it.
+/// Returns a GPU's UUID in the format of `nvidia-smi -L`.
 fn name(uuid: &[u8]) -> String {
     let hexadecimal = |bytes: &[u8]| {
         bytes
@@ -128,19 +129,19 @@ fn name(uuid: &[u8]) -> String {
     format!("GPU-{}", parts.join("-"))
 }
 
-/// The connection of this rank's GPU to the others'.
+/// Connection of this rank's GPU to the other GPUs.
 #[derive(Debug)]
 pub(super) struct Link {
-    // Dropped first: its end waits for what is under way on the stream.
+    // Dropped first, because its end waits for pending work on the stream.
     connection: Connection,
     stream: Arc<CudaStream>,
 }
 
-// SAFETY: an NCCL communicator belongs to no thread: its functions may be called from any thread,
-// one at a time. `Link` does not share it, and is not `Sync`.
+// SAFETY: an NCCL communicator belongs to no thread. Any thread may call its functions, one at a
+// time. `Link` does not share the communicator and is not `Sync`.
 unsafe impl Send for Link {}
 
-/// A bucket on its way to the GPU and back.
+/// Buffers of a bucket in pinned host memory and on the GPU.
 #[derive(Debug)]
 pub(super) struct Staging {
     host: PinnedHostSlice<f32>,
@@ -148,13 +149,13 @@ pub(super) struct Staging {
 }
 
 impl Link {
-    /// Waits until all ranks of `id` have come.
+    /// Waits until all ranks of `id` have joined.
     pub(super) fn new(
         (context, api): (Arc<CudaContext>, &'static Api),
         (rank, world_size): (usize, usize),
         id: UniqueId,
     ) -> Result<Self, Failure> {
-        // NCCL takes the GPU whose context is current.
+        // NCCL uses the GPU whose context is current.
         context
             .bind_to_thread()
             .map_err(by_driver("cuCtxSetCurrent"))?;
@@ -165,8 +166,7 @@ impl Link {
         })
     }
 
-    /// Replaces `values` by their sum over all ranks, by way of `staging`, which is made where it
-    /// does not fit.
+    /// Replaces `values` by their sum over all ranks. `staging` is reallocated if its size differs.
     pub(super) fn sum(
         &self,
         staging: &mut Option<Staging>,
@@ -193,8 +193,8 @@ impl Link {
             .map_err(by_driver("cuMemcpyHtoDAsync"))?;
         {
             let (address, _written) = device.device_ptr_mut(&self.stream);
-            // SAFETY: the staging's memory on this GPU, which has as many values, and the stream
-            // that all its copies are on.
+            // SAFETY: the memory of `staging` is on this GPU and has the same number of values. All
+            // its copies are on this stream.
             unsafe {
                 self.connection.sum_in_place(
                     address,
@@ -208,7 +208,7 @@ impl Link {
             .map_err(by_driver("cuMemcpyDtoHAsync"))?;
         self.wait()?;
         let sums = host.as_slice().map_err(by_driver("cuEventSynchronize"))?;
-        // Errors on the way here that cudarc keeps.
+        // cudarc keeps errors of earlier calls.
         self.stream
             .context()
             .check_err()
@@ -217,8 +217,9 @@ impl Link {
         Ok(())
     }
 
-    /// Until all of the stream is done, or a connection is known to have failed, after which it
-    /// would never be. Sleeps between looks, where waiting for the stream would keep the core busy.
+    /// Waits until the stream has no pending work, or the connection has failed, after which the
+    /// work would never complete. Sleeps between polls, because a wait for the stream would keep
+    /// the core busy.
     fn wait(&self) -> Result<(), Failure> {
         let done = self
             .stream
@@ -233,8 +234,9 @@ impl Link {
     }
 
     fn staging(&self, len: usize) -> Result<Staging, Failure> {
-        // SAFETY: the memory is written as a whole before it is first read; any bits are a number.
-        // No flags: the one for combined writes would make reading it slow.
+        // SAFETY: the memory is written completely before it is first read, and any bits are a
+        // valid number.
+        // The flags are 0, because write-combined memory would make reads slow.
         let host = unsafe { self.stream.context().alloc_pinned_with_flags(len, 0) };
         let host = host.map_err(by_driver("cuMemHostAlloc"))?;
         let device = self

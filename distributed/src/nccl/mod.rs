@@ -1,16 +1,16 @@
-//! Buckets summed by NVIDIA's NCCL on the ranks' GPUs.
+//! Sums of buckets by NVIDIA's NCCL on the ranks' GPUs.
 //!
-//! In: buckets in host memory, one GPU a rank. Out: the sum over all ranks, in host memory, the
+//! In: buckets in host memory, one GPU per rank. Out: the sum over all ranks, in host memory, the
 //! same bits on every rank.
-//! Invariant: no rank enters NCCL before all ranks have agreed that every rank can; its libraries
+//! Invariant: no rank calls NCCL before all ranks have agreed that every rank can. NCCL's libraries
 //! are loaded at run time.
 //! Source: NVIDIA, NCCL user guide, "Creating a communicator" and "Fault tolerance"; Li et al. 2020
 //! (2006.15704) for buckets.
 //!
-//! NCCL has no timeout, and a rank that waits in NCCL can only be ended with its process. Every
-//! wait is noted in a [`RankStatus`], so that a [`Watchdog`](crate::watchdog::Watchdog) ends the
-//! job after its timeout. Errors between calls, such as a broken connection, are polled while a sum
-//! is pending, and end it. A watchdog cannot end ranks that are threads of one process.
+//! NCCL has no timeout, and only the end of the process ends a wait in NCCL. Every wait is noted in
+//! a [`RankStatus`], so that a [`Watchdog`](crate::watchdog::Watchdog) ends the job after its
+//! timeout. A pending sum polls for errors between calls, such as a broken connection, and then
+//! fails. A watchdog cannot end thread-ranks of one process.
 
 #![allow(
     unsafe_code,
@@ -32,18 +32,17 @@ mod readiness;
 pub use self::link::library_version;
 pub use self::readiness::{Readiness, verdict};
 
-/// The plain sum by `ncclAllReduce`; each bucket is copied to the GPU and back, on a separate
-/// stream.
+/// Plain sum by `ncclAllReduce`. Each bucket is copied to the GPU and back on a separate stream.
 ///
-/// Ranks make a barrier between the last reduction and the drop: the drop ends the connections to
-/// the others.
+/// Ranks need a barrier between the last reduction and the drop, which ends the connections to
+/// other ranks.
 ///
 /// # Differs from PyTorch
 /// Gradients are copied from host memory and back. PyTorch's reducer leaves them on the GPU.
 #[derive(Debug)]
 pub struct NcclReduction {
-    // In the order in which they are given back: a connection that failed is aborted before its
-    // memory, which would wait for the sum.
+    // The order of fields is the order of drops. A failed connection is aborted before the drop of
+    // its memory, which would wait for the sum.
     link: Link,
     staging: Vec<Option<Staging>>,
     rank: usize,
@@ -52,11 +51,11 @@ pub struct NcclReduction {
 }
 
 impl NcclReduction {
-    /// Joins the ranks' GPUs; `gpu` is the index of this rank's, as CUDA counts them here.
+    /// Connects the ranks' GPUs. `gpu` is the CUDA index of this rank's GPU.
     ///
     /// # Errors
-    /// [`CollectiveError::NcclUnavailable`], the same on all ranks, when a library does not load, a
-    /// GPU is not there, versions differ or two ranks have the same GPU. Another
+    /// Returns [`CollectiveError::NcclUnavailable`], the same on all ranks, if a library does not
+    /// load, a GPU is missing, versions differ or two ranks have the same GPU. Returns another
     /// error if NCCL fails.
     ///
     /// # Collective
@@ -120,9 +119,9 @@ fn failed(rank: usize, Failure { call, text }: Failure) -> CollectiveError {
     ))
 }
 
-/// Returns the name of the new group of GPUs, made by root.
+/// Returns the id of the new group of GPUs, which root creates.
 fn unique_id(communicator: &dyn Communicator, api: &Api) -> Result<UniqueId, CollectiveError> {
-    // The first byte is NCCL's result.
+    // The first byte is NCCL's result code.
     let mut bytes = [0; 1 + UniqueId::BYTES];
     if communicator.rank() == ROOT {
         match api.unique_id() {

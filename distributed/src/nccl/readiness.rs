@@ -1,11 +1,11 @@
-//! Readiness of all ranks for NCCL, decided together before a rank waits inside NCCL.
+//! Readiness of all ranks for NCCL. The ranks decide together before any rank waits inside NCCL.
 //!
-//! In: the findings of every rank on its node. Out: one result. Invariant: a pure function of the
-//! gathered findings.
+//! In: the findings of every rank on its node. Out: one result.
+//! Invariant: the result is a pure function of the gathered findings.
 
 use crate::{CollectiveError, ROOT};
 
-/// The findings of a rank on NCCL.
+/// Findings of a rank about NCCL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// The rank can use NCCL.
@@ -15,7 +15,7 @@ pub enum Readiness {
         /// Unique name of the GPU, as `nvidia-smi -L` prints it.
         gpu: String,
     },
-    /// Something is missing.
+    /// The rank lacks a requirement.
     Lacking {
         /// The expected and the found state.
         problem: String,
@@ -30,7 +30,7 @@ impl Readiness {
             Self::Ready { version, gpu } => ("ready", version, gpu),
             Self::Lacking { problem, remedy } => ("lacking", problem, remedy),
         };
-        // A system's words might have lines.
+        // The system's message might have several lines.
         format!(
             "{word}\n{}\n{}",
             first.replace('\n', " "),
@@ -56,11 +56,11 @@ impl Readiness {
     }
 }
 
-/// Checks that the ranks that found `all`, in rank order, can sum by NCCL together.
+/// Checks that the ranks can use NCCL together. `all` has the findings in rank order.
 ///
 /// # Errors
-/// [`CollectiveError::NcclUnavailable`] if a rank lacks something, versions differ, or two ranks
-/// have the same GPU.
+/// Returns [`CollectiveError::NcclUnavailable`] if a rank lacks a requirement, versions differ, or
+/// two ranks have the same GPU.
 pub fn verdict(all: &[Readiness]) -> Result<(), CollectiveError> {
     let refuse = |ranks: Vec<usize>, problem: String, remedy: &str| {
         Err(CollectiveError::NcclUnavailable {

@@ -1,7 +1,7 @@
-//! A worker's side of parameter servers.
+//! Worker side of parameter servers.
 //!
-//! In: gradients of buckets. Out: parameters. Invariant: one request is on its way at a time, and
-//! its answer is taken before the next.
+//! In: gradients of buckets. Out: parameters.
+//! Invariant: one request is pending at a time. The next request starts after the answer.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,21 +11,21 @@ use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator, replica::bytes_to_floats};
 
-/// A worker's connection to all servers.
+/// Connection of a worker to all servers.
 #[derive(Debug)]
 pub struct ServerClient {
     plan: ServerPlan,
     communicator: Arc<dyn Communicator>,
-    /// The server of this rank.
+    /// Server on this rank, if there is one.
     local_server: Option<Arc<Server>>,
     rank_status: Arc<RankStatus>,
-    /// One request at a time.
+    /// Lock that permits one request at a time.
     turn: Mutex<()>,
 }
 
 impl ServerClient {
-    /// Connects this worker. `local_server` is the server on this rank, if it has one.
-    /// `rank_status` notes when the worker waits for it.
+    /// Connects this worker. `local_server` is the server on this rank, if there is one.
+    /// `rank_status` notes waits for the local server.
     pub fn new(
         plan: ServerPlan,
         communicator: Arc<dyn Communicator>,
@@ -41,8 +41,8 @@ impl ServerClient {
         }
     }
 
-    /// Returns a bucket's parameters and optimizer state, of `len` elements each, as the server has
-    /// them now.
+    /// Returns the current parameters and optimizer state of a bucket, `len` elements each, from
+    /// its server.
     ///
     /// # Errors
     /// If the job ends.
@@ -79,7 +79,7 @@ impl ServerClient {
         self.tell(self.plan.rank_of(bucket), request)
     }
 
-    /// Returns the number of updates all servers made, by their staleness.
+    /// Returns the number of updates of all servers, by staleness.
     ///
     /// # Errors
     /// If the job ends.
@@ -90,7 +90,7 @@ impl ServerClient {
             self.tell(server, Request::Histogram)?;
             let bytes = match self.own(server) {
                 Some(own) => self.own_answer(own)?,
-                // Its length is not known here.
+                // The worker does not know the length of the answer.
                 None => self.communicator.receive_any(TO_WORKER)?.1,
             };
             for (staleness, count) in bytes
@@ -109,7 +109,7 @@ impl ServerClient {
         Ok(total)
     }
 
-    /// Notifies all servers that this worker will push no more.
+    /// Notifies all servers that this worker will push no more gradients.
     ///
     /// # Errors
     /// If the job ends.

@@ -1,27 +1,27 @@
 //! Messages between workers and servers.
 //!
-//! In, out: bytes, little endian. Invariant: the first byte of a message is its kind.
+//! In, out: bytes, little-endian. Invariant: the first byte of a message is its kind.
 
 use crate::replica::{bytes_to_floats, floats_to_bytes};
 
-/// Tag of what workers send.
+/// Tag of workers' messages.
 pub(super) const TO_SERVER: u16 = 1;
 
-/// Tag of what servers send.
+/// Tag of servers' messages.
 pub(super) const TO_WORKER: u16 = 2;
 
 /// A request of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Request {
-    /// Update this bucket and send it; an empty gradient is of no samples.
+    /// Update a bucket and send its parameters. An empty gradient means no samples.
     Push {
         bucket: usize,
         learning_rate: f64,
         gradient: Vec<f32>,
     },
-    /// Send this bucket's parameters and optimizer state.
+    /// Send a bucket's parameters and optimizer state.
     Fetch { bucket: usize },
-    /// Hold these parameters and optimizer state from now on.
+    /// Replace a bucket's parameters and optimizer state.
     Restore {
         bucket: usize,
         parameters: Vec<f32>,
@@ -29,7 +29,7 @@ pub(super) enum Request {
     },
     /// Send the staleness histogram.
     Histogram,
-    /// Expect no more of this worker.
+    /// Note that this worker sends no more requests.
     Leave,
 }
 
@@ -68,7 +68,8 @@ impl Request {
     }
 
     /// # Panics
-    /// If `bytes` are none of [`to_bytes`](Self::to_bytes): ranks run the same program.
+    /// Panics if `bytes` are not the result of [`to_bytes`](Self::to_bytes). All ranks run the same
+    /// program.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let (head, rest) = bytes.split_at(9);
         let bucket = u64::from_le_bytes(std::array::from_fn(|index| head[index + 1])) as usize;

@@ -1,9 +1,8 @@
-//! A running server.
+//! A running parameter server.
 //!
-//! In: requests, by message from other ranks, by call from the worker of the same rank. Out:
-//! answers.
-//! Invariant: the shard is locked while answers to a request are sent, so that a worker gets them
-//! in the order in which they were made.
+//! In: requests, as messages from other ranks and as calls of this rank's worker. Out: answers.
+//! Invariant: the shard is locked while answers to a request are sent, so that a worker receives
+//! answers in the order of their creation.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,9 +20,9 @@ pub struct ServerPlan {
     pub num_workers: usize,
     /// Rank of each server.
     pub servers: Vec<usize>,
-    /// Index in `servers`, of each bucket.
+    /// Index in `servers` for each bucket.
     server_of: Vec<usize>,
-    /// When updates are made.
+    /// Times of the updates.
     pub consistency: Consistency,
 }
 
@@ -59,18 +58,18 @@ impl ServerPlan {
     }
 }
 
-/// One server: the buckets of one rank.
+/// A server with the buckets of one rank.
 #[derive(Debug)]
 pub struct Server {
     communicator: Arc<dyn Communicator>,
     shard: Mutex<Shard>,
-    /// Answers for the worker of this rank; an error is the last of them.
+    /// Answers for this rank's worker. After an error no answer follows.
     own_answers: Mutex<VecDeque<Result<Vec<u8>, CollectiveError>>>,
     answered: Condvar,
 }
 
 impl Server {
-    /// Returns the server of this rank; `update` holds the buckets that the plan gives it.
+    /// Returns the server of this rank. `update` holds the buckets that the plan assigns to it.
     pub fn new(
         plan: &ServerPlan,
         communicator: Arc<dyn Communicator>,
@@ -131,10 +130,11 @@ impl Server {
 
     /// Runs [`serve`](Self::serve) on a thread that is not joined while the job runs.
     ///
-    /// An error ends the job at once, and is the next answer for the worker of this rank.
+    /// An error ends the job immediately, and is the next answer for this rank's worker.
     ///
     /// # Errors
-    /// As [`serve`](Self::serve), if the communicator's abort returns.
+    /// Returns an error in the cases of [`serve`](Self::serve), if the communicator's abort
+    /// returns.
     pub fn serve_or_end_the_job(&self) -> Result<(), CollectiveError> {
         self.serve().inspect_err(|error| {
             self.communicator
@@ -143,7 +143,7 @@ impl Server {
         })
     }
 
-    /// Handles the request of a worker.
+    /// Processes the request of a worker.
     pub(super) fn handle(&self, worker: usize, request: Request) -> Result<(), CollectiveError> {
         let mut shard = lock(&self.shard);
         match request {
@@ -186,7 +186,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the next answer for the worker of this rank, or why none will come.
+    /// Returns the next answer for this rank's worker, or the error that ended the server.
     pub(super) fn own_answer(&self) -> Result<Vec<u8>, CollectiveError> {
         let mut answers = lock(&self.own_answers);
         loop {

@@ -1,6 +1,6 @@
-//! The state and decisions of a parameter server, without messages.
+//! State and decisions of a parameter server, without messages.
 //!
-//! In: gradients of buckets, from workers. Out: the workers to answer, and updated parameters.
+//! In: gradients of buckets from workers. Out: the workers to answer, and updated parameters.
 //! Invariant: in synchronous mode gradients are added in worker order, so that the result does not
 //! depend on arrival order.
 //! Source: Li et al. 2014, OSDI, "Scaling distributed machine learning with the parameter server";
@@ -12,27 +12,27 @@ use std::fmt::Debug;
 
 use crate::algorithms::add;
 
-/// Updates of the buckets that a server holds.
+/// Optimizer of the buckets that a server holds.
 pub trait ShardUpdate: Send + Debug {
-    /// Makes one update of a bucket's parameters.
+    /// Applies one update to a bucket's parameters.
     fn update(&mut self, bucket: usize, learning_rate: f64, gradient: &[f32]);
 
-    /// Returns a bucket's parameters and the optimizer's state, of the same length.
+    /// Returns a bucket's parameters and optimizer state, which have the same length.
     fn state(&self, bucket: usize) -> (&[f32], &[f32]);
 
-    /// Replaces the parameters and the state.
+    /// Replaces a bucket's parameters and optimizer state.
     fn restore(&mut self, bucket: usize, parameters: &[f32], velocities: &[f32]);
 }
 
 /// Times of a server's updates and answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
-    /// One update with the sum of all workers' gradients, then an answer to all.
+    /// One update with the sum of all workers' gradients, then an answer to all workers.
     Synchronous,
-    /// An update with each gradient as it comes. A worker is answered once it is at most so many
-    /// pushes ahead of the slowest; `None` answers at once.
+    /// An update with each gradient on its arrival. A worker gets its answer once it is at most
+    /// `bound` pushes ahead of the slowest worker. `None` answers immediately.
     Asynchronous {
-        /// Pushes.
+        /// Maximum lead in pushes.
         bound: Option<u64>,
     },
 }
@@ -46,17 +46,17 @@ pub struct Shard {
     buckets: BTreeMap<usize, BucketState>,
     /// True for each worker that has left.
     has_left: Vec<bool>,
-    /// Number of updates by their staleness.
+    /// Number of updates by staleness.
     histogram: Vec<u64>,
 }
 
 #[derive(Debug)]
 struct BucketState {
-    /// Updates made.
+    /// Number of updates so far.
     version: u64,
     /// Number of pushes of each worker.
     num_pushes: Vec<u64>,
-    /// The version that each worker received last.
+    /// Version that each worker last received.
     seen: Vec<u64>,
     /// The gradient of each worker in the current synchronous step.
     gradients: Vec<Option<Vec<f32>>>,
@@ -65,7 +65,7 @@ struct BucketState {
 }
 
 impl Shard {
-    /// Returns a server's buckets, as `update` holds them, for workers `0..num_workers`.
+    /// Returns a server with the buckets of `update`, for workers `0..num_workers`.
     pub fn new(
         update: Box<dyn ShardUpdate>,
         consistency: Consistency,
@@ -93,11 +93,12 @@ impl Shard {
         }
     }
 
-    /// Takes a worker's gradient of a bucket; an empty one counts as a push without samples. The
-    /// workers to be answered now, with the parameters of its [`state`](Self::state).
+    /// Processes a worker's gradient of a bucket. An empty gradient counts as a push without
+    /// samples. Returns the workers to answer now, with the parameters of [`state`](Self::state).
     ///
     /// # Panics
-    /// If the bucket is not of this shard, or the worker pushes before it was answered.
+    /// Panics if the bucket does not belong to this shard, or if the worker pushes before its last
+    /// answer.
     pub fn push(
         &mut self,
         worker: usize,
@@ -136,7 +137,7 @@ impl Shard {
         self.answerable(bucket)
     }
 
-    /// Notes that a worker will push no more; returns the workers to answer now, by bucket.
+    /// Notes that a worker will push no more. Returns the workers to answer now, by bucket.
     pub fn leave(&mut self, worker: usize) -> Vec<(usize, usize)> {
         self.has_left[worker] = true;
         let buckets: Vec<usize> = self.buckets.keys().copied().collect();
@@ -163,8 +164,8 @@ impl Shard {
             .all(|(other, &left)| left || other == worker)
     }
 
-    /// Notes that a worker receives a bucket's [`state`](Self::state) without a push: its next
-    /// gradient is of these parameters.
+    /// Notes that a worker receives a bucket's [`state`](Self::state) without a push. Its next
+    /// gradient belongs to these parameters.
     pub fn fetch(&mut self, worker: usize, bucket: usize) {
         let state = self
             .buckets
@@ -173,12 +174,12 @@ impl Shard {
         state.seen[worker] = state.version;
     }
 
-    /// Returns a bucket's parameters and the optimizer's state.
+    /// Returns a bucket's parameters and optimizer state.
     pub fn state(&self, bucket: usize) -> (&[f32], &[f32]) {
         self.update.state(bucket)
     }
 
-    /// Replaces a bucket's parameters and the optimizer's state.
+    /// Replaces a bucket's parameters and optimizer state.
     pub fn restore(&mut self, bucket: usize, parameters: &[f32], velocities: &[f32]) {
         self.update.restore(bucket, parameters, velocities);
     }
@@ -205,7 +206,7 @@ impl Shard {
         self.histogram[staleness] += 1;
     }
 
-    /// Returns the workers that wait for a bucket and may have it, and ends their wait.
+    /// Returns the waiting workers that may now receive a bucket, and ends their wait.
     fn answerable(&mut self, bucket: usize) -> Vec<usize> {
         let state = self.buckets.get_mut(&bucket).expect("the caller found it");
         let present = (0..self.num_workers).filter(|&worker| !self.has_left[worker]);
@@ -232,7 +233,7 @@ impl Shard {
     }
 }
 
-/// Sums gradients in the given order; empty ones are zero.
+/// Sums gradients in the given order. Empty gradients are zero.
 fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
     let mut gradients = gradients
         .into_iter()
@@ -244,8 +245,8 @@ fn sum(gradients: Vec<Vec<f32>>) -> Vec<f32> {
     total
 }
 
-/// Returns the server of each bucket. Buckets are assigned in order of size, largest first, each to
-/// the server with the fewest elements so far (the lowest of equals).
+/// Returns the server of each bucket. Buckets are assigned in order of size, largest first. Each
+/// bucket goes to the server with the fewest elements so far, or to the lowest of equals.
 pub fn assign_buckets(bucket_sizes: &[usize], num_servers: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..bucket_sizes.len()).collect();
     order.sort_by_key(|&bucket| (std::cmp::Reverse(bucket_sizes[bucket]), bucket));
@@ -265,7 +266,8 @@ pub fn assign_buckets(bucket_sizes: &[usize], num_servers: usize) -> Vec<usize> 
 mod tests {
     use super::*;
 
-    /// One parameter a bucket, plain gradient descent; the state counts updates.
+    /// An optimizer with one parameter per bucket and plain gradient descent. The state counts
+    /// updates.
     #[derive(Debug, Default)]
     struct Descent(BTreeMap<usize, ([f32; 1], [f32; 1])>);
 

@@ -1,11 +1,12 @@
-//! NCCL's functions, from the library that is loaded when a job first needs it.
+//! NCCL's functions, from a library that is loaded when a job first needs it.
 //!
 //! In: a group's name, memory of a GPU, a stream. Out: sums in place.
-//! Invariant: a working connection is finalized, so that pending data arrive; a failed one is
-//! aborted, which does not wait.
-//! Source: nccl.h of NCCL 2.14, compatible with all later releases of version 2. cudarc has the
-//! same functions, but looks only for `libnccl.so`, which runtime packages lack, and aborts every
-//! connection.
+//! Invariant: a working connection is finalized, so that pending data arrive. A failed connection
+//! is aborted, which does not wait.
+//! Source: nccl.h of NCCL 2.14, compatible with all later releases of version 2.
+//!
+//! cudarc has the same functions, but loads only `libnccl.so`, which runtime packages do not
+//! contain, and aborts every connection.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -17,10 +18,11 @@ use libloading::Library;
 
 use super::link::Failure;
 
-/// Library names: of PyTorch's wheels and the package `libnccl2`, then of the development package.
+/// Library names: the name in PyTorch's wheels and the package `libnccl2`, then the development
+/// package's.
 pub(super) const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-// Of nccl.h.
+// Constants of nccl.h.
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
 const FLOAT_32: c_int = 7;
@@ -29,7 +31,7 @@ const SUM: c_int = 0;
 type Handle = *mut c_void;
 type OfHandle = unsafe extern "C" fn(Handle) -> c_int;
 
-/// The name of a group of GPUs.
+/// NCCL's id of a group of GPUs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UniqueId(pub(super) [u8; UniqueId::BYTES]);
@@ -38,7 +40,7 @@ impl UniqueId {
     pub(super) const BYTES: usize = 128;
 }
 
-/// The functions of a loaded library.
+/// Functions of a loaded library.
 #[derive(Debug)]
 pub(super) struct Api {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
@@ -58,12 +60,12 @@ pub(super) struct Api {
     destroy: OfHandle,
     abort: OfHandle,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    /// Unloaded with the functions, so never.
+    /// Library of the functions. Both live as long as the process.
     _library: Library,
 }
 
 impl Api {
-    /// NCCL of this process, or why there is none.
+    /// Returns NCCL of this process, or the reason why NCCL does not load.
     pub(super) fn get() -> Result<&'static Self, &'static str> {
         static API: OnceLock<Result<Api, String>> = OnceLock::new();
         API.get_or_init(|| Self::open(&NAMES))
@@ -75,7 +77,7 @@ impl Api {
     fn open<N: AsRef<OsStr>>(names: &[N]) -> Result<Self, String> {
         let mut reasons = Vec::new();
         for name in names {
-            // SAFETY: loading runs the library's own initialisers, which need no driver and no GPU.
+            // SAFETY: loading runs the library's initialisers, which need no driver and no GPU.
             match unsafe { Library::new(name.as_ref()) } {
                 Ok(library) => {
                     return Self::of(library).map_err(|error| {
@@ -91,8 +93,8 @@ impl Api {
     }
 
     fn of(library: Library) -> Result<Self, libloading::Error> {
-        // SAFETY: the signatures are those of nccl.h, and the functions are dropped with the
-        // library.
+        // SAFETY: the signatures are those of nccl.h, and the functions are dropped together with
+        // the library.
         unsafe {
             Ok(Self {
                 get_version: *library.get(b"ncclGetVersion")?,
@@ -109,29 +111,29 @@ impl Api {
         }
     }
 
-    /// NCCL's number of its version.
+    /// Returns NCCL's version number.
     pub(super) fn version(&self) -> Result<i32, Failure> {
         let mut version = 0;
-        // SAFETY: it writes one number.
+        // SAFETY: the call writes one number.
         self.check("ncclGetVersion", unsafe {
             (self.get_version)(&mut version)
         })?;
         Ok(version)
     }
 
-    /// Returns the name of a new group of GPUs, or NCCL's result.
+    /// Returns the id of a new group of GPUs, or NCCL's result code.
     pub(super) fn unique_id(&self) -> Result<UniqueId, c_int> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
-        // SAFETY: it writes an id.
+        // SAFETY: the call writes an id.
         match unsafe { (self.get_unique_id)(&mut id) } {
             SUCCESS => Ok(id),
             result => Err(result),
         }
     }
 
-    /// NCCL's words for a result.
+    /// Returns NCCL's text for a result code.
     pub(super) fn words(&self, result: c_int) -> String {
-        // SAFETY: it takes any number and gives a text that stays.
+        // SAFETY: the call accepts any number and returns a static text.
         let text = unsafe { CStr::from_ptr((self.get_error_string)(result)) };
         format!("{} (ncclResult_t {result})", text.to_string_lossy())
     }
@@ -148,14 +150,14 @@ impl Api {
     }
 }
 
-/// Returns the loader's own words, which libloading keeps behind its error.
+/// Returns the loader's message, which libloading has as the source of its error.
 fn reason(error: &libloading::Error) -> String {
     error
         .source()
         .map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// This rank's place in a group of GPUs.
+/// Connection of this rank to a group of GPUs.
 #[derive(Debug)]
 pub(super) struct Connection {
     api: &'static Api,
@@ -164,7 +166,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Waits until all ranks of `id` have come, each with the GPU whose context is current.
+    /// Waits until all ranks of `id` have joined, each with the GPU whose context is current.
     pub(super) fn new(
         api: &'static Api,
         rank: usize,
@@ -172,7 +174,7 @@ impl Connection {
         id: UniqueId,
     ) -> Result<Self, Failure> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: it writes a handle, which only this connection has.
+        // SAFETY: the call writes a handle, which only this connection uses.
         let result =
             unsafe { (api.comm_init_rank)(&mut handle, world_size as c_int, id, rank as c_int) };
         api.check("ncclCommInitRank", result)?;
@@ -186,8 +188,8 @@ impl Connection {
     /// Replaces `len` values of f32 at `address` by their sum over all ranks, on `stream`.
     ///
     /// # Safety
-    /// `address` is memory of this rank's GPU for `len` values. Only `stream`, a CUDA stream of
-    /// that GPU, uses it until the sum is done.
+    /// `address` is memory for `len` values on this rank's GPU. Until the sum has completed, only
+    /// `stream`, a CUDA stream of that GPU, uses the memory.
     pub(super) unsafe fn sum_in_place(
         &self,
         address: u64,
@@ -195,7 +197,7 @@ impl Connection {
         stream: *mut c_void,
     ) -> Result<(), Failure> {
         let memory = address as Handle;
-        // SAFETY: the caller's promise; the handle is that of a connection.
+        // SAFETY: the caller guarantees the memory, and the handle belongs to this connection.
         let result = unsafe {
             (self.api.all_reduce)(memory, memory, len, FLOAT_32, SUM, self.handle, stream)
         };
@@ -205,7 +207,7 @@ impl Connection {
     /// Returns the error of a connection that failed between calls.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let mut error = SUCCESS;
-        // SAFETY: it writes one number; the handle is that of a connection.
+        // SAFETY: the call writes one number, and the handle belongs to this connection.
         let result = unsafe { (self.api.get_async_error)(self.handle, &mut error) };
         let error = if error == IN_PROGRESS { SUCCESS } else { error };
         let checked = self.api.check("ncclCommGetAsyncError", result);
@@ -222,7 +224,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let Self { api, handle, .. } = *self;
-        // SAFETY: the handle is that of a connection, and this is its last use. Their results no
+        // SAFETY: the handle belongs to this connection, and this is its last use. The results no
         // longer matter.
         unsafe {
             if self.has_failed.get() || thread::panicking() || (api.finalize)(handle) != SUCCESS {

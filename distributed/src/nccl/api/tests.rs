@@ -1,5 +1,5 @@
-//! The loader, over a stand-in for NCCL: which library is taken, what its functions are given, how
-//! a connection ends. It says nothing of NCCL itself.
+//! Tests of the loader with a fake NCCL: choice of the library, arguments of functions, ends of
+//! connections. They do not test NCCL.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
@@ -34,8 +34,8 @@ int ncclCommAbort(void *comm) { aborted += comm == &place; return 0; }
 const char *ncclGetErrorString(int result) { return result == 6 ? "remote process exited" : "invalid argument"; }
 "#;
 
-/// Returns a folder of this test's own, with the stand-in under the name that packages give NCCL;
-/// `None` without a C compiler.
+/// Returns a folder for this test that contains the fake under NCCL's usual name. Returns `None`
+/// without a C compiler.
 fn stand_in(test: &str) -> Option<PathBuf> {
     let folder = env::temp_dir().join(format!("lockstep-nccl-{}-{test}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -54,12 +54,12 @@ fn stand_in(test: &str) -> Option<PathBuf> {
 }
 
 fn number(api: &Api, name: &str) -> *mut c_int {
-    // SAFETY: the stand-in has these as numbers.
+    // SAFETY: the fake defines these names as numbers.
     unsafe { *api._library.get::<*mut c_int>(name).unwrap() }
 }
 
 fn counts(api: &Api) -> [c_int; 3] {
-    // SAFETY: as above; no other thread uses the library meanwhile.
+    // SAFETY: as above, and no other thread uses the library at the same time.
     ["finalized", "destroyed", "aborted"].map(|name| unsafe { *number(api, name) })
 }
 
@@ -86,7 +86,7 @@ fn the_library_of_packages_is_loaded_its_functions_get_what_they_expect_and_a_he
     assert!(matches!(api.version(), Ok(22705)));
     let connection = connected(api);
     let mut values = [1.0_f32, 2.0];
-    // SAFETY: the stand-in computes in host memory.
+    // SAFETY: the fake computes in host memory.
     let sum = |stream: usize, values: &mut [f32]| unsafe {
         connection.sum_in_place(
             values.as_mut_ptr() as u64,
@@ -108,7 +108,7 @@ fn an_error_beside_the_calls_is_seen_and_its_connection_aborted() {
     };
     let api = opened(&library);
     let connection = connected(api);
-    // SAFETY: no other thread uses the stand-in.
+    // SAFETY: no other thread uses the fake.
     let set = |error| unsafe { *number(api, "asynchronous") = error };
     set(IN_PROGRESS);
     assert!(connection.check().is_ok());
