@@ -23,8 +23,8 @@ const CHANGED_CLASSES: &str = "give data with the class names of the training, o
 /// Collective: all ranks.
 ///
 /// # Errors
-/// If flags contradict each other or differ between ranks, or weights or data cannot be read. Also if
-/// the classes differ from those of the checkpoint.
+/// If flags contradict each other or differ between ranks, or weights or data cannot be read. Also
+/// if the classes differ from those of the checkpoint.
 pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass> {
     let family = Family::of::<F>();
     let communicator = &*world.communicator;

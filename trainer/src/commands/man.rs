@@ -19,7 +19,7 @@ use crate::model::family::ModelFamily;
 
 const FLAGS_PAGE: &str = "flags.md";
 
-/// Prints the completions.
+/// Prints the completions of a shell.
 ///
 /// # Errors
 /// If standard output cannot be written.
@@ -31,7 +31,7 @@ pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
     unless_reader_left(io::stdout().write_all(&script)).context("completions: standard output")
 }
 
-/// Writes the pages.
+/// Writes the pages about the flags.
 ///
 /// # Errors
 /// If the directory cannot be created or written.
@@ -61,7 +61,7 @@ fn markdown(mut program: Command) -> String {
     page
 }
 
-/// Flags with one heading, and the command that lists them.
+/// Flags under one heading, and the command that lists them.
 struct Group<'a> {
     command: String,
     heading: Option<&'a str>,

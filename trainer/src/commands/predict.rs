@@ -32,7 +32,7 @@ pub struct Predictions {
 }
 
 impl Predictions {
-    /// Returns 1 if an image could not be read, else 0.
+    /// Returns 1 if an image could not be read, otherwise 0.
     pub fn exit_code(&self) -> ExitCode {
         if self.images.iter().any(|image| image.error.is_some()) {
             ExitCode::FAILURE

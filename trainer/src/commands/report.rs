@@ -13,7 +13,7 @@ use crate::config::cli::{ReportArgs, WatchArgs};
 use crate::config::{in_range, invalid};
 use crate::world::ranks::World;
 
-/// Writes the report.
+/// Writes the report page with its figures and tables.
 ///
 /// # Errors
 /// If an input is of an unknown kind or cannot be read, or the output directory has other files.
@@ -55,7 +55,7 @@ fn as_usage(error: Error) -> Error {
     }
 }
 
-/// Exit code of `--until-end` for a run that has not finished.
+/// Exit code of `--until-end` if the run has not finished.
 const NOT_FINISHED: u8 = 3;
 
 /// Shows the run. Returns 3 if `--until-end` was typed and the run has not finished: it was

@@ -1,4 +1,4 @@
-//! `trainer verify`: compares the results of a device with those of the reference.
+//! `trainer verify`: compares the results of a device with reference results.
 
 use std::process::ExitCode;
 

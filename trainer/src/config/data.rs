@@ -29,12 +29,12 @@ pub struct DataSection {
     /// The data set with its options.
     #[serde(flatten)]
     pub dataset: DatasetChoice,
-    /// Normalisation that replaces that of the data set.
+    /// Normalisation that replaces the normalisation of the data set.
     #[serde(flatten)]
     pub normalization: Option<NormalizationChoice>,
     /// Number of images used from the val split and from the test split.
     pub limit_test: Option<usize>,
-    /// Threads of a rank that prepare batches.
+    /// Number of threads of a rank that prepare batches.
     pub loader_threads: usize,
 }
 
@@ -128,7 +128,7 @@ pub struct TrainSplitSection {
     /// `None` for the default, a shuffled order.
     pub sampler: Option<SamplerKind>,
     pub augment: AugmentKind,
-    /// Present with `--augment resized-crop`.
+    /// `Some` with `--augment resized-crop`.
     pub crop_scale: Option<CropScale>,
     pub rand_augment: Option<f64>,
     pub mixup: Option<f64>,
@@ -195,7 +195,7 @@ impl DataArgs {
                     within("--resolution", side, 8..=MAX_IMAGE_SIDE)?;
                 }
                 let side = resolution.in_evaluation();
-                // 256 at 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision.
+                // 256 for 224, rounded: He et al. 2015 (1512.03385), section 3.4, and torchvision.
                 let shorter = *self.eval_resize.get_or_insert((side * 256 + 112) / 224);
                 within("--eval-resize", shorter, side..=2 * MAX_IMAGE_SIDE)?;
             }

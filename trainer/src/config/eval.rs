@@ -27,11 +27,11 @@ pub enum WeightSource {
     Checkpoint(PathBuf),
 }
 
-/// The measurement of `trainer eval`. Model and data set are those of the checkpoint unless typed.
+/// The measurement of `trainer eval`. A checkpoint sets model and data set, unless flags do.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EvalConfig {
-    /// Samples of one rank in one forward pass.
+    /// Number of samples of one rank in one forward pass.
     pub batch_size_per_rank: usize,
     /// True if labels are compared by position.
     pub allow_changed_classes: bool,
@@ -139,7 +139,7 @@ impl EvalConfig {
         }
     }
 
-    /// Returns what must be equal on all ranks, as (option, value).
+    /// Returns the settings that must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
         let mut config = self.clone();
         // Each machine has its own folder, and its name need not be UTF-8.

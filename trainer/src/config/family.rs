@@ -163,7 +163,7 @@ fn expect_plain(name: &str) -> Result<(), ConfigError> {
 }
 
 impl ModelSection {
-    /// Reads the flags as the type of their family.
+    /// Converts the flags to the flags type of their family.
     ///
     /// # Errors
     /// If the flags belong to another family.
@@ -194,7 +194,7 @@ impl<A: Args + Serialize, C: TakesModel> WithModel<A, C> {
     /// Returns the flags of the command, with the model's flags by key.
     ///
     /// # Errors
-    /// When a number is too large for TOML.
+    /// If a number is too large for TOML.
     pub fn into_args(self) -> Result<C, ConfigError> {
         let Self { model, mut args } = self;
         *args.model_mut() = ModelSection(file::table(&model)?);

@@ -74,7 +74,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::path::Path;
 
-/// The configuration of a training run: its sections, which are printed, compared and saved.
+/// The configuration of a training run. Its sections are printed, compared and saved.
 ///
 /// `Deserialize` reads what this program wrote into a checkpoint, without regard to this machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -16,7 +16,7 @@ pub struct OptimizerSection {
     pub optimizer: OptimizerChoice,
     pub learning_rate: f64,
     pub scale_learning_rate: bool,
-    /// Present with `--scale-learning-rate`.
+    /// Batch size for the unscaled rate; `Some` with `--scale-learning-rate`.
     pub reference_batch_size: Option<usize>,
     #[serde(flatten)]
     pub loss: LossChoice,
@@ -38,10 +38,10 @@ pub struct OptimizerSection {
 pub enum OptimizerChoice {
     /// Stochastic gradient descent with momentum.
     Sgd(SgdConfig),
-    /// Adam with decoupled decay (Loshchilov and Hutter 2019, 1711.05101), as PyTorch's
+    /// Adam with decoupled decay (Loshchilov and Hutter 2019, 1711.05101), as in PyTorch's
     /// `torch.optim.AdamW`.
     Adamw(AdamConfig),
-    /// Descent with momentum, its step scaled for each tensor (You et al. 2017, 1708.03888).
+    /// Descent with momentum, with its step scaled for each tensor (You et al. 2017, 1708.03888).
     ///
     /// Same as timm's `Lars`: the learning rate is outside the velocity, an undefined ratio is 1,
     /// and parameters without decay have no ratio. Unlike in timm, weights have a ratio even if the
@@ -52,7 +52,7 @@ pub enum OptimizerChoice {
         /// Share of a tensor's norm by which a step at learning rate 1 moves the tensor.
         trust_coefficient: f64,
     },
-    /// Adam's direction, its step scaled for each tensor (You et al. 2020, 1904.00962).
+    /// Adam's direction, with its step scaled for each tensor (You et al. 2020, 1904.00962).
     ///
     /// Same as timm's `Lamb` without clipping: moments are corrected for their start at zero, an
     /// undefined ratio is 1, and parameters without decay have no ratio. Unlike in timm, weights
@@ -65,7 +65,7 @@ pub enum OptimizerChoice {
 /// Options of sgd and lars.
 ///
 /// # Differs from PyTorch
-/// None with `dampening = 0`. burn's own `MomentumConfig` has a dampening of 0.1 by default.
+/// No difference with `dampening = 0`. burn's `MomentumConfig` has a dampening of 0.1 by default.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SgdConfig {

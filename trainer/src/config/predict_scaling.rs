@@ -45,9 +45,9 @@ pub enum ProfileSource {
 /// Source of a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NetworkSource {
-    /// Built in.
+    /// A built-in network.
     Named,
-    /// Numbers in the flag.
+    /// Latency and bandwidth in the flag.
     Flags,
     /// A file of `trainer netbench`.
     Measured(PathBuf),
@@ -81,10 +81,10 @@ pub struct ScalingConfig {
     pub output: Option<PathBuf>,
 }
 
-/// Flags of comparisons, which need no prediction.
+/// Flags of comparisons that need no prediction.
 const COMPARING: [&str; 3] = ["measured", "published", "json"];
 
-/// Further flags of predictions, which need no measurement of a step.
+/// Further flags of predictions that need no measured step.
 #[rustfmt::skip]
 const PREDICTING: [&str; 9] =
     ["profile", "network", "ranks", "ranks-per-node", "methods", "scaling", "bucket-mib", "overlap", "output"];

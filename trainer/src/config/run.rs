@@ -1,4 +1,4 @@
-//! The section `[run]`: start, output and cadence.
+//! The section `[run]`: start, output and intervals.
 
 use super::error::{ConfigError, invalid, no_effect};
 use super::file;
@@ -7,7 +7,7 @@ use crate::config::cli::RunArgs;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Start, output and cadence of a run.
+/// Start, output and intervals of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RunSection {
@@ -48,7 +48,7 @@ pub enum OnNonFinite {
     Stop,
     /// All ranks skip the step.
     Skip {
-        /// Steps of the run that may be skipped.
+        /// Largest number of skipped steps in the run.
         max_skipped_steps: u64,
     },
 }

@@ -45,7 +45,7 @@ pub struct SyncConfig {
     /// Index of the GPU that sums with NCCL, if `--device` has an index; otherwise the rank's index
     /// on its node.
     pub gpu: Option<usize>,
-    /// Place where gradients become parameters.
+    /// Device or host that updates the parameters.
     pub update: UpdateKind,
 }
 
@@ -78,12 +78,12 @@ pub enum SyncMethod {
         /// Number of first steps sent uncompressed.
         compress_warmup_steps: u64,
     },
-    /// Every step sums all gradients, to the same bits on any number of ranks.
+    /// Every step sums all gradients; the bits are the same on any number of ranks.
     Exact {
         /// Number of parts of a global batch.
         virtual_shards: usize,
     },
-    /// Servers hold the parameters and make the updates.
+    /// Servers hold and update the parameters.
     ParameterServer {
         /// Number of servers.
         servers: usize,
@@ -94,7 +94,7 @@ pub enum SyncMethod {
     },
     /// Ranks update independently and average their parameters at intervals.
     LocalSgd {
-        /// Steps between two averagings.
+        /// Number of steps between two averages.
         every: u64,
         /// First local step; earlier steps sum all gradients.
         from_step: u64,

@@ -197,12 +197,12 @@ pub fn evaluated(splits: &DatasetSplits) -> Result<&Arc<dyn ImageDataset>> {
     })
 }
 
-/// One split.
+/// A split and its normalisation.
 #[derive(Clone, Debug)]
 pub struct OpenedSplit {
     /// Samples of the split.
     pub samples: Arc<dyn ImageDataset>,
-    /// Normalisation of their pixels.
+    /// Normalisation of the pixels.
     pub normalization: Normalization,
 }
 

@@ -24,7 +24,7 @@ use crate::model::ImageClassifier;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
 
-/// The request for a model.
+/// A request for a model.
 #[derive(Clone, Debug)]
 pub struct ModelRequest<'a> {
     /// Number of classes.

@@ -94,7 +94,7 @@ impl Iterator for Input {
 }
 
 impl<T: Send + 'static> Ahead<T> {
-    /// Starts the thread.
+    /// Starts the thread that prepares items ahead.
     ///
     /// # Errors
     /// Returns `items` if the operating system cannot start the thread.

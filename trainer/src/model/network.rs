@@ -97,7 +97,7 @@ pub fn load_weights_with_report<M: Module>(
     Ok(model)
 }
 
-/// Counts the tensors of each outermost module among `names`, such as `conv1 1, bn1 4`.
+/// Returns the number of tensors of each outermost module in `names`, such as `conv1 1, bn1 4`.
 fn by_module(names: &[String]) -> String {
     let outermost = |name: &String| name.split('.').next().unwrap_or_default().to_owned();
     let modules = names.chunk_by(|a, b| outermost(a) == outermost(b));

@@ -28,7 +28,7 @@ pub struct LearningRate {
 }
 
 impl LearningRate {
-    /// Plans the run's rates.
+    /// Plans the learning rates of the run.
     ///
     /// # Panics
     /// If `steps_per_epoch` is zero.

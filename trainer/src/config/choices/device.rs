@@ -18,7 +18,7 @@ pub enum DeviceChoice {
     Flex,
     /// burn's ndarray backend on the CPU.
     Ndarray,
-    /// The NVIDIA GPU with this index; `None`: with the index `local_rank` of the rank.
+    /// The NVIDIA GPU with this index; `None` means the index `local_rank`.
     Cuda(Option<usize>),
 }
 

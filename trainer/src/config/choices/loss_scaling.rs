@@ -1,7 +1,7 @@
-//! Loss scaling, as flags and files spell it.
+//! Loss scaling, as spelled in flags and files.
 //!
 //! In: text, or a number of a TOML file. Out: [`LossScaling`]. Invariant: a factor is a power of
-//! two from 1 to 2^24, by which an f32 is multiplied and divided without rounding.
+//! two from 1 to 2^24. Multiplying or dividing an f32 by the factor does not round.
 
 use std::fmt;
 use std::str::FromStr;

@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The figure that ranks evaluations.
+/// Figure that ranks evaluations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Figure {
-    /// The mean loss: lower is better.
+    /// Mean loss; lower is better.
     Loss,
-    /// The top-1 accuracy: higher is better.
+    /// Top-1 accuracy; higher is better.
     Top1,
     /// A metric of the program's model family, by name.
     Metric(String),
@@ -32,7 +32,7 @@ impl fmt::Display for Figure {
 pub struct Monitor {
     /// `val` or `test`; `None` means the split that is evaluated in every epoch.
     pub split: Option<String>,
-    /// The compared figure.
+    /// Figure to compare.
     pub figure: Figure,
 }
 

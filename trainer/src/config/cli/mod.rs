@@ -117,7 +117,7 @@ fn naming_variable(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Replaces clap's usage line, which repeats the typed flags, by the usage of the command.
+/// Replaces clap's usage line, which repeats the typed flags, with the usage of the command.
 fn with_general_usage(mut error: clap::Error, definitions: &clap::Command) -> clap::Error {
     let Some(ContextValue::StyledStr(usage)) = error.get(ContextKind::Usage) else {
         return error;
@@ -188,7 +188,7 @@ pub enum CommandOf<A: Args> {
     Man(ManArgs),
 }
 
-/// Flags of `trainer eval`, which are compared among ranks but for those that are skipped.
+/// Flags of `trainer eval`. Ranks compare all flags that serde does not skip.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct EvalArgs {
@@ -263,7 +263,7 @@ pub struct PredictArgs {
     pub compute: ComputeArgs,
 }
 
-/// Flags of `trainer bench`, which are compared among ranks but for those that are skipped.
+/// Flags of `trainer bench`. Ranks compare all flags that serde does not skip.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct BenchArgs {

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 /// Largest seed: TOML integers are signed.
 const MAX_SEED: u64 = i64::MAX as u64;
 
-/// Flags of `trainer train` and, but for the first four, keys of its TOML file.
+/// Flags of `trainer train`. All except the first four are also keys of its TOML file.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TrainArgs {
@@ -59,13 +59,13 @@ pub struct TrainArgs {
     /// Synchronisation of the ranks.
     #[command(flatten)]
     pub sync: SyncArgs,
-    /// Descent and loss.
+    /// Optimizer and loss.
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
     /// Epochs and learning rate.
     #[command(flatten)]
     pub schedule: ScheduleArgs,
-    /// Start, output and cadence.
+    /// Start, output and intervals.
     #[command(flatten)]
     pub run: RunArgs,
     /// Device and threads.
