@@ -272,7 +272,7 @@ pub struct ScheduleArgs {
     pub gamma: Option<f64>,
 }
 
-/// Start, output and cadence of the run.
+/// Start, output and intervals of the run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Run")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
