@@ -77,7 +77,7 @@ pub(crate) trait PerChannel {
         }
     }
 
-    /// Puts sums away, after every few tiles.
+    /// Stores the sums, after every few tiles.
     #[inline(always)]
     fn flush(&mut self, _columns: Columns) {}
 }
@@ -177,7 +177,7 @@ pub(crate) struct Write<'a, E> {
 }
 
 impl<'a, E: Copy> Read<'a, E> {
-    /// A stream that is not there.
+    /// An absent stream.
     pub(crate) const ABSENT: Self = Self {
         values: &[],
         stride: 0,
@@ -199,7 +199,7 @@ impl<'a, E: Copy> Read<'a, E> {
 }
 
 impl<'a, E> Write<'a, E> {
-    /// Returns a stream that is not there.
+    /// Returns an absent stream.
     pub(crate) fn absent() -> Self {
         Self {
             values: &mut [],

@@ -43,7 +43,7 @@ enum State {
     Ready(Values),
     Convolved(Box<Convolved>),
     Normalised(Box<Normalised>),
-    /// Shortcut A of these, for the given number of channels.
+    /// Shortcut A of these values, padded to this number of channels.
     Shortcut(Values, usize),
     /// Being computed; stays so after a panic.
     Taken,
@@ -220,8 +220,8 @@ impl Features {
         }
     }
 
-    /// Returns the values for a layer with the norm `next`, which may normalise them itself if
-    /// nothing else reads them, and both are computed alike.
+    /// Returns the values for a layer with the norm `next`. The values may be raw, to be normalised
+    /// by that layer, if it is the only reader and has the same settings.
     pub(crate) fn into_values_for(self, next: &BatchNorm, computation: &Computation) -> Values {
         match self.into_state() {
             State::Normalised(layer) if matches!(layer.skip, Skip::None) => {
@@ -232,7 +232,8 @@ impl Features {
         }
     }
 
-    /// Returns the features behind this rectifier in the same operation, or the unchanged features.
+    /// Returns the features with this rectifier in the same operation, or the unchanged features if
+    /// the operation cannot have it.
     pub(crate) fn rectified(self, rectifier: Rectifier) -> Result<Self, Self> {
         match self.into_state() {
             State::Normalised(mut layer)

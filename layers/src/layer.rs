@@ -59,7 +59,7 @@ impl Convolved {
         }
     }
 
-    /// Returns whether the convolution and a normalisation can be one operation.
+    /// Returns true if the convolution and a normalisation can be one operation.
     pub(crate) fn can_be_fused(&self) -> bool {
         let is_plain = self.conv.bias.is_none() && kernels_padding(&self.conv).is_some();
         self.context.computation.kernels == Kernels::Fused && is_plain
@@ -68,7 +68,7 @@ impl Convolved {
     /// Returns the convolution with the normalisation that reads it.
     ///
     /// # Panics
-    /// Unless both can be fused.
+    /// If the two cannot be fused.
     pub(crate) fn normalised(self, norm: &BatchNorm) -> Normalised {
         let Self {
             context,
@@ -159,14 +159,14 @@ impl Normalised {
         }
     }
 
-    /// Returns whether a residual can be added in the same operation.
+    /// Returns true if a residual can be added in the same operation.
     pub(crate) fn can_take_residual(&self) -> bool {
         self.convolution.is_some()
             && self.rectifier == Rectifier::None
             && matches!(self.skip, Skip::None)
     }
 
-    /// Returns whether the rectifier can end the operation.
+    /// Returns true if the rectifier can end the operation.
     ///
     /// Only Lockstep's kernels have a ReLU6, without a residual; they compute no frozen norm on a
     /// training device.
@@ -177,7 +177,7 @@ impl Normalised {
         rectifier != Rectifier::Relu6 || (matches!(self.skip, Skip::None) && is_ours)
     }
 
-    /// Returns whether `next`, computed so, may read the raw values before the normalisation.
+    /// Returns true if `next` may read the raw values before the normalisation.
     pub(crate) fn may_stay_raw(&self, next: &BatchNorm, computation: &Computation) -> bool {
         let tensor = &self.input.tensor;
         self.context.computation == *computation

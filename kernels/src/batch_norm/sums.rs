@@ -18,7 +18,7 @@ pub fn workspace_len(rows: usize, channels: usize) -> usize {
     rows.div_ceil(summed_piece_rows(rows, channels)) * piece_len(channels)
 }
 
-/// Returns the number of elements from one piece's sums to the next's: whole cache lines.
+/// Returns the distance between the sums of two pieces, in elements: whole cache lines.
 fn piece_len(channels: usize) -> usize {
     (2 * channels).next_multiple_of(LINE_DOUBLES)
 }

@@ -30,8 +30,8 @@ pub(super) enum Pass {
 }
 
 impl Pass {
-    /// Returns direct convolution; for activations stored as bf16 by dot products, if there are
-    /// any.
+    /// Returns direct convolution, with dot products for activations stored as bf16 if the CPU has
+    /// them.
     pub(super) fn direct(plan: DirectPlan, isa: Isa, storage: Storage) -> Self {
         let dot = if storage == Storage::Bf16 {
             Dot::new(plan, isa)
@@ -129,7 +129,7 @@ pub(super) enum WeightPass {
 }
 
 impl WeightPass {
-    /// Returns the gradient by tiles, for activations stored as bf16 if `isa` has tiles.
+    /// Returns the gradient by tiles if activations are stored as bf16 and `isa` has tiles.
     pub(super) fn tiles(shape: &Conv2dShape, isa: Isa, storage: Storage) -> Option<Self> {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if storage == Storage::Bf16 && isa.has_tiles() {
@@ -232,13 +232,13 @@ pub(super) struct WeightOperands<'a, E> {
 
 /// Target of a gradient of the weights.
 pub(super) enum WeightTarget<'a> {
-    /// Overwritten, with a workspace for pieces and threads.
+    /// A gradient to overwrite, with a workspace for pieces and threads.
     Gradient {
         dw: &'a mut [f32],
         workspace: &'a mut [f32],
     },
-    /// The sums of all tasks, set or added to, of [`WeightPass::sums_lens`]; the gradient that they
-    /// are, where it is asked for.
+    /// The sums of all tasks (lengths: [`WeightPass::sums_lens`]), which are set or added to; and
+    /// the gradient to compute from the sums, if any.
     Sums {
         sums: &'a mut [f32],
         accumulate: bool,

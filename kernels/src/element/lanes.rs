@@ -64,7 +64,7 @@ pub(crate) trait PerVector<S: Simd> {
     /// Implementations mark it as `#[inline(always)]`.
     ///
     /// # Safety
-    /// The processor has the features of `S`, and whatever the implementation's addresses demand.
+    /// The processor has the features of `S`, and the addresses of the implementation are valid.
     unsafe fn vector(&self, lanes: Lanes<S>);
 }
 

@@ -98,8 +98,8 @@ impl Groups {
         self.num_pieces
     }
 
-    /// Returns the number of threads among which groups are shared out: none where there is only
-    /// one, whose passes use them all.
+    /// Returns the number of threads that divide the groups. It is 1 for a single group, whose
+    /// passes use all threads.
     pub(super) fn num_threads(&self) -> usize {
         if self.num_groups == 1 {
             1
@@ -134,8 +134,7 @@ impl Groups {
         (self.num_groups - 1) * self.conv.num_forward_pieces() + self.last.num_forward_pieces()
     }
 
-    /// Returns the most that a group needs of what the convolution and the number of threads for it
-    /// say.
+    /// Returns the largest `len` of any group, given its convolution and its number of threads.
     pub(super) fn most(&self, len: impl Fn(&Conv2d, usize) -> usize) -> usize {
         let num_threads = if self.num_groups == 1 {
             rayon::current_num_threads()

@@ -37,7 +37,7 @@ impl AdamDirection {
         }
     }
 
-    /// Moves the moments of one value; m̂ / (√v̂ + epsilon) of them.
+    /// Updates the moments of one value and returns m̂ / (√v̂ + epsilon).
     #[inline(always)]
     pub(super) fn of(&self, first: &mut f32, second: &mut f32, gradient: f32) -> f32 {
         *first += self.first_share * (gradient - *first);

@@ -117,18 +117,18 @@ impl Isa {
         }
     }
 
-    /// Returns whether [`Simd::dot_bf16`] exists in work run by [`Isa::run_bf16`].
+    /// Returns true if [`Simd::dot_bf16`] exists in work run by [`Isa::run_bf16`].
     pub(crate) fn has_dot_products(self) -> bool {
         matches!(self, Self::Amx | Self::Avx512Bf16)
     }
 
-    /// Returns whether there are tile registers where it is available.
+    /// Returns true if the instruction set has tile registers.
     pub(crate) fn has_tiles(self) -> bool {
         self == Self::Amx
     }
 
-    /// Runs `work` with this instruction set's vectors; without AVX512-BF16, which work that stores
-    /// only f32 has no use for.
+    /// Runs `work` with the vectors of this instruction set. AVX512-BF16 is off, because work that
+    /// stores only f32 does not need it.
     ///
     /// # Panics
     /// If the processor lacks the instruction set.
@@ -198,7 +198,7 @@ pub(crate) trait GenericWork {
 /// `#[inline(always)]`: only what is inlined into [`Simd::vectorize`] gets the features.
 pub(crate) trait Kernel<S: Simd> {
     /// # Safety
-    /// The processor has the features of `S`, and whatever the kernel's own addresses demand.
+    /// The processor has the features of `S`, and the kernel's own addresses are valid.
     unsafe fn run(self);
 }
 
@@ -276,10 +276,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Prefetches a line that will be written, so that a store need not wait for it.
     #[inline(always)]
     unsafe fn prefetch_write(_p: *const f32) {}
-    /// Returns `a * b + c`, in one rounding where the instruction set has it.
+    /// Returns `a * b + c`, with one rounding if the instruction set supports it.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// Returns in each lane `c` plus the products of two pairs of bf16, rounded to f32 in between;
-    /// what is subnormal is zero. `a` should be the broadcast one.
+    /// Returns `c` plus the products of two pairs of bf16 in each lane, with a rounding to f32
+    /// after each product. Subnormal values are zero. `a` should be the broadcast operand.
     #[inline(always)]
     unsafe fn dot_bf16(_a: Self::V, _b: Self::V, _c: Self::V) -> Self::V {
         unreachable!("only planned where `Isa::has_dot_products`")

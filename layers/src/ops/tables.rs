@@ -45,8 +45,8 @@ impl Tables {
         }
     }
 
-    /// Returns as many groups as leave neither too many values nor too few rows, and divide the
-    /// rows; images in a batch or their sides mostly do.
+    /// Returns a number of groups that divides the rows, with neither too many values nor too few
+    /// rows per group. The number of images or a side of the images usually divides the rows.
     fn new(rows: usize, channels: usize, has_two_stages: bool) -> Self {
         let most = if has_two_stages {
             (MOST_VALUES / channels.max(1)).min(rows / FEWEST_ROWS)

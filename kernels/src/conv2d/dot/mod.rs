@@ -38,8 +38,8 @@ enum Unit {
 }
 
 impl Dot {
-    /// Returns a plan by tiles if `isa` has them and they can be filled, else by vectors; `None` if
-    /// `isa` has no dot products or multiplies f32 faster.
+    /// Returns a plan with tiles if `isa` has tiles and the shape fills them, otherwise a plan with
+    /// vectors. Returns `None` if `isa` has no dot products or multiplies f32 faster.
     pub(super) fn new(plan: DirectPlan, isa: Isa) -> Option<Self> {
         if isa.has_tiles() {
             // On a processor with tiles (measured) dot products do half as many multiply-adds as
@@ -59,8 +59,8 @@ impl Dot {
             .then(|| Self::with(plan, Unit::Vectors))
     }
 
-    /// Returns a plan by the emulation of tiles, on any processor; `None` if tiles cannot be
-    /// filled.
+    /// Returns a plan with emulated tiles, for any processor; `None` if the shape does not fill
+    /// tiles.
     #[cfg(test)]
     pub(super) fn emulated(plan: DirectPlan) -> Option<Self> {
         fills_tiles(&plan).then(|| Self::with(plan, Unit::EmulatedTiles))

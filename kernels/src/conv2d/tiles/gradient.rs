@@ -5,7 +5,7 @@
 //! pixels needs a run of pixels for each channel of x, and pairs of pixels of dy. So both are
 //! packed, one unit of pixels at a time; the packed x then serves all taps by shifts.
 //! Invariant: units, pieces and the order of sums depend only on the shape. A value that is not
-//! finite may spoil all gradients of its channel, also those of other taps.
+//! finite may make all gradients of its channel wrong, also those of other taps.
 //! Source: Intel, 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX, for 2 x
 //! 2 tiles of sums.
 

@@ -71,16 +71,16 @@ impl GridPlan {
 }
 
 impl WinogradPlan {
-    /// Returns whether the algorithm exists for the shape.
+    /// Returns true if the algorithm supports the shape.
     pub(crate) fn supports(s: &Conv2dShape) -> bool {
         s.kernel == 3 && s.stride == 1
     }
 
-    /// Returns whether it is faster than direct convolution, by a rough count of multiply-adds with
-    /// measured prices: 40 for the 36 of a tile, 300 and 200 for the transforms of a channel of
-    /// input and output. Counted for one image, so that an image's result does not depend on how
-    /// many are next to it. Direct convolution does `per_instruction` multiply-adds of a lane in
-    /// the time of one of f32.
+    /// Returns true if Winograd is faster than direct convolution. It compares rough counts of
+    /// multiply-adds with measured costs: 40 for the 36 of a tile, 300 and 200 for the transforms
+    /// of a channel of input and output. The count is for one image, so that the result of an image
+    /// does not depend on the number of images. Direct convolution does `per_instruction`
+    /// multiply-adds of a lane in the time of one of f32.
     pub(crate) fn wins(&self, per_instruction: usize) -> bool {
         let in_c = self.input.pixel_stride;
         let out_c = self.output.pixel_stride;

@@ -4,7 +4,7 @@
 //! In: a CPU with tiles, or an emulation in plain Rust, which also checks the CPU.
 //! Out: [`Tiles`].
 //! Invariant: [`is_available`] returns true only if a product by instructions equalled the
-//! emulation's in this process. So a wrong encoding or layout cannot spoil a result. On hardware
+//! emulation's in this process. So a wrong encoding or layout cannot change a result. On hardware
 //! the bits were equal also for rounded and subnormal products and sums.
 //! Source: Intel, Software Developer's Manual, volume 2, LDTILECFG, TILELOADD, TDPBF16PS; Linux,
 //! `arch/x86/xstate.rst`.

@@ -27,9 +27,9 @@ pub(super) struct BurnConvolution {
 }
 
 impl BurnConvolution {
-    /// Returns the type of `input` if the device has tensor cores for it, else f32 with operands
-    /// and results rounded: Flex's own convolution in f16 would sum in f16, and in bf16 it does the
-    /// same. The second axis of the weight gives the number of groups.
+    /// Returns the type of `input` if the device has tensor cores for that type. Otherwise it
+    /// returns f32 with rounded operands and results, because Flex's own convolution sums in 16
+    /// bits. The second axis of the weight gives the number of groups.
     pub(super) fn of<B: Backend>(
         input: &FloatTensor<B>,
         weight: &FloatTensor<B>,

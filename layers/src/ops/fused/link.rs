@@ -1,5 +1,4 @@
-//! Knowledge that a layer and the readers of its output share, so that none reads an activation
-//! twice.
+//! State that a layer shares with the readers of its output, so that no activation is read twice.
 //!
 //! In: the forward pass of the first layer, the backward passes of its readers.
 //! Out: the normalisation of the first layer, for a reader to apply if its input is still raw;
@@ -51,14 +50,14 @@ impl NormLink {
         self.has_gradient.swap(holds, Ordering::Relaxed)
     }
 
-    /// Leaves the sums of `gradient` for the first layer, and holds it so that its memory is not
-    /// reused.
+    /// Stores the sums of `gradient` for the first layer, and keeps `gradient` so that its memory
+    /// is not reused.
     #[cfg(feature = "flex")]
     pub(in crate::ops) fn leave_sums(&self, gradient: FlexTensor, sums: GradientSums) {
         *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = Some((gradient, sums));
     }
 
-    /// Returns the sums, if the last reader left those of `gradient`.
+    /// Returns the sums if the last reader stored sums of `gradient`.
     #[cfg(feature = "flex")]
     pub(in crate::ops) fn take_sums(&self, gradient: &FlexTensor) -> Option<GradientSums> {
         let (summed, sums) = self

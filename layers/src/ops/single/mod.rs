@@ -70,7 +70,7 @@ pub(crate) struct SingleOptions {
     pub operation: Operation,
     /// Instruction set of Lockstep's kernels.
     pub isa: Isa,
-    /// True if there is a weight, and a bias.
+    /// True for each parameter that exists: weight, bias.
     pub has: [bool; 2],
 }
 
