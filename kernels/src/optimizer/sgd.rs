@@ -79,8 +79,8 @@ pub(super) fn descend(
     });
 }
 
-/// Applies the update of [`step`] on the calling thread, with the same bits. For a thread outside a
-/// pool, if the only thread of the pool waits for it.
+/// Applies the update of [`step`] on the calling thread, with the same bits. Use it on a thread
+/// outside the pool while the only thread of the pool waits for that thread.
 pub fn step_alone(
     isa: Isa,
     update: &SgdUpdate,

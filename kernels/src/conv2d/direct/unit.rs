@@ -4,8 +4,8 @@
 //! Out: the first value of a block of channels, and the strides between pixels.
 //!
 //! Reason for packing: pixels with many channels share few sets of L1 and need a page each, and
-//! every block reads all of them. With AVX2, whose blocks are small, packing pays from fewer
-//! channels on.
+//! every block reads all of them. With AVX2, whose blocks are small, packing is faster even with
+//! fewer channels.
 
 use core::ops::Range;
 

@@ -3,8 +3,9 @@
 //! In: bf16 activations, channels-last.
 //! Out: pairs of positions, either a vector of channels for each pair (a right factor) or a run of
 //! pairs for each channel (a left factor). Positions without a pixel are zero.
-//! Invariant: a window's tap is a shift of positions, whatever the stride: with stride 2 there is a
-//! plane for each parity of row and column, and rows are as far apart in x's planes as in dy's.
+//! Invariant: a tap of a window is a shift of positions for every stride. With stride 2 there is a
+//! plane for each parity of row and column. The distance between rows is the same in the planes of
+//! x and of dy.
 
 use half::bf16;
 
