@@ -207,7 +207,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// Returns the bytes of every rank, in rank order. Lengths may differ.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -216,7 +216,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// Blocks until all ranks have called this method.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -228,7 +228,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// [`launch`](crate::launch()) calls `finish`. A wrapper of a communicator forwards the call.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -287,7 +287,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// start.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -298,10 +298,10 @@ pub trait Communicator: Send + Sync + Debug {
     /// communicator.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Panics
-    /// If `count` is 0 or above the world size.
+    /// Panics if `count` is 0 or above the world size.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same count.
@@ -324,7 +324,7 @@ pub trait Communicator: Send + Sync + Debug {
     /// reduced in pieces. The memory exists until the end of the job.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same number of bytes.
@@ -375,7 +375,7 @@ pub trait NodeMemory: Send + Debug {
 /// is the name of the method.
 ///
 /// # Errors
-/// If the peer is not another rank.
+/// Returns an error if the peer is not another rank.
 pub fn expect_peer(
     topology: &Topology,
     call: &'static str,

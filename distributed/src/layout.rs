@@ -270,7 +270,7 @@ impl<'a> Cursor<'a> {
     /// Checks that the module contained all tensors of the layout.
     ///
     /// # Panics
-    /// If a tensor was missing.
+    /// Panics if a tensor was missing.
     pub(crate) fn finish(&self) {
         if let Some(entry) = self.layout.entries.get(self.next) {
             panic!(

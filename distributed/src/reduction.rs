@@ -1,7 +1,7 @@
 //! Reduction of one bucket of gradients over all ranks.
 //!
 //! In: this rank's gradients of a bucket. Out: the sum over all ranks, the same bits on every rank.
-//! Invariant: a bucket's reduction makes the same collectives on every rank, in the same order.
+//! Invariant: a bucket's reduction calls the same collectives on every rank, in the same order.
 
 use std::fmt::Debug;
 use std::ops::AddAssign;
@@ -13,16 +13,16 @@ use crate::gradients::BucketPlan;
 use crate::replica::{ParameterEntry, ParameterLayout};
 use crate::{CollectiveError, Communicator};
 
-/// A method to sum buckets; runs on the communication thread if there is one.
+/// A method that sums buckets. It runs on the communication thread if there is one.
 pub trait BucketReduction: Send + Debug {
-    /// Replaces `values` by the sum over all ranks, or by parameters that a server updated with the
-    /// sum.
+    /// Replaces `values` by the sum over all ranks, or by parameters that a server has updated with
+    /// the sum.
     ///
-    /// `values` holds [`num_slots`](BucketReduction::num_slots) copies of the bucket, one after the
-    /// other. One is left afterwards.
+    /// `values` holds [`num_slots`](BucketReduction::num_slots) consecutive copies of the bucket.
+    /// After the call it holds one.
     ///
     /// # Errors
-    /// If a collective fails.
+    /// Returns an error if a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same bucket.
@@ -34,52 +34,53 @@ pub trait BucketReduction: Send + Debug {
     ) -> Result<Traffic, CollectiveError>;
 
     /// Restores the [state](BucketReduction::state) from before the last step, which all ranks
-    /// skip. Called at most once after a step's buckets.
+    /// skip. May be called once after a step's buckets.
     fn roll_back(&mut self) {}
 
-    /// Returns the state between two steps, of the same kind on every rank; `None` if steps do not
-    /// depend on each other.
+    /// Returns the state between two steps, of the same kind on every rank. Returns `None` if steps
+    /// do not depend on each other.
     fn state(&self) -> Option<ReductionState> {
         None
     }
 
-    /// Continues after `num_steps` steps with the state from then.
+    /// Restores the state after `num_steps` steps.
     ///
     /// # Panics
-    /// If a length differs from that of the current state.
+    /// Panics if a length differs from that of the current state.
     fn restore(&mut self, num_steps: u64, state: &ReductionState) {
         let _ = (num_steps, state);
     }
 
-    /// Returns the number of partial gradients of a step that are kept until the reduction: one,
-    /// unless their order of addition matters.
+    /// Returns the number of partial gradients that a step keeps until the reduction. The number is
+    /// one unless the order of addition matters.
     fn num_slots(&self) -> usize {
         1
     }
 
-    /// Returns true if a world of one rank must call it, too.
+    /// Returns true if a world of one rank must also call the reduction.
     fn runs_on_one_rank(&self) -> bool {
         false
     }
 
-    /// Returns the communicator that the reduction waits on, if it is not the one that it was
-    /// given.
+    /// Returns the communicator on which the reduction waits, if it is not the communicator that it
+    /// received.
     fn waits_on(&self) -> Option<Arc<dyn Communicator>> {
         None
     }
 }
 
-/// The properties of a step that accompany its buckets.
+/// Properties of a step for the reduction of its buckets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketContext {
-    /// Learning rate of the update that a server makes.
+    /// Learning rate for the update of a server.
     pub learning_rate: f64,
-    /// True if this rank has samples in the step; without samples it sends a server no gradient.
+    /// True if this rank has samples in the step. Without samples the rank sends no gradient to a
+    /// server.
     pub has_samples: bool,
 }
 
 impl Default for BucketContext {
-    /// Returns the context of a plain sum, which does not use it.
+    /// Returns the context of a plain sum, which ignores it.
     fn default() -> Self {
         Self {
             learning_rate: 0.0,
@@ -88,26 +89,26 @@ impl Default for BucketContext {
     }
 }
 
-/// The state of a reduction between two steps, which a checkpoint contains.
+/// State of a reduction between two steps, which a checkpoint contains.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReductionState {
-    /// Part of the gradients that this rank has kept back, one value for each parameter's element,
-    /// in module order. Differs between ranks.
+    /// Residual of this rank: the part of the gradients that it has not sent, one value per
+    /// element, in module order. It differs between ranks.
     pub residual: Vec<f32>,
-    /// Factors for the next sum of matrices, matrix after matrix in module order, the same on every
-    /// rank. Empty if the next sum begins with new factors.
+    /// Factors for the next PowerSGD sum, matrix by matrix in module order, the same on every rank.
+    /// Empty if the next sum starts with new factors.
     pub factors: Vec<f32>,
-    /// Number of columns that were drawn for the factors of each bucket, the same on every rank.
+    /// Number of columns drawn for the factors of each bucket, the same on every rank.
     pub num_drawn: Vec<u64>,
 }
 
-/// Cost and error of a sum; those of several buckets, steps and ranks are added.
+/// Cost and error of a sum. The values of several buckets, steps and ranks are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Bytes that this rank sent.
     ///
-    /// For `L` elements on `N` ranks an all-reduce counts as a ring, 8 L (N−1) / N, rounded down;
-    /// an all-gather of B bytes a rank counts as B (N−1).
+    /// For `L` elements on `N` ranks, an all-reduce counts as a ring: 8 L (N−1) / N, rounded down.
+    /// An all-gather of B bytes per rank counts as B (N−1).
     ///
     /// | kind | bytes |
     /// | --- | --- |
@@ -117,18 +118,17 @@ pub struct Traffic {
     /// | powersgd | all-reduces of plain elements with all P, and of all Q: R (rows + columns) |
     /// | topk | an all-gather of 8 ⌈L P / 100⌉: below an all-reduce for P below 100 / N |
     pub bytes_sent: u64,
-    /// Bytes that an all-reduce of the same elements as 32-bit floats sends: 8 L (N−1) / N, rounded
-    /// down.
+    /// Bytes of an all-reduce of the same elements as 32-bit floats: 8 L (N−1) / N, rounded down.
     pub uncompressed_bytes: u64,
-    /// Squared norm of the part of this rank's input that the result lacks; with 16-bit wires, of
-    /// all roundings of this rank.
+    /// Squared norm of the part of this rank's input that is missing in the result. With 16-bit
+    /// kinds, the squared norm of this rank's rounding errors.
     pub error_squared: f64,
-    /// Squared norm of this rank's input: its gradients plus the part that was kept back before.
+    /// Squared norm of this rank's input: its gradients plus its previous residual.
     pub input_squared: f64,
 }
 
 impl Traffic {
-    /// Returns `sqrt(Σ error² / Σ input²)`; 0 if the input is 0.
+    /// Returns `sqrt(Σ error² / Σ input²)`, or 0 if the input is 0.
     pub fn relative_error(&self) -> f64 {
         if self.input_squared == 0.0 {
             0.0
@@ -149,7 +149,7 @@ impl AddAssign for Traffic {
 
 impl Traffic {
     /// Returns the traffic of a sum of `len` values of `element_bytes` over `world_size` ranks, by
-    /// an algorithm that sends the fewest bytes.
+    /// an algorithm that sends the minimum number of bytes.
     pub fn of_sum(len: usize, element_bytes: usize, world_size: usize) -> Self {
         let bytes = |element: usize| (2 * (world_size - 1) * len * element / world_size) as u64;
         Self {
@@ -178,8 +178,8 @@ impl BucketReduction for AllReducer {
     }
 }
 
-/// The sum of virtual shards: the same bits for any distribution of the shards over ranks. One rank
-/// uses it, too.
+/// Sum of virtual shards, with the same bits for any distribution of the shards over ranks. A
+/// single rank also uses it.
 #[derive(Debug)]
 pub struct ExactReduction {
     reducer: ExactReducer,
@@ -189,13 +189,13 @@ pub struct ExactReduction {
 }
 
 impl ExactReduction {
-    /// Sums `num_shards` gradients of this rank with those of the others.
+    /// Returns a reduction that sums `num_shards` gradients of this rank and those of other ranks.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
-    /// Must be called by all ranks; each may bring another number.
+    /// Must be called by all ranks. The numbers of shards may differ.
     pub fn new(
         communicator: Arc<dyn Communicator>,
         num_shards: usize,
@@ -235,7 +235,7 @@ impl BucketReduction for ExactReduction {
     }
 }
 
-/// The compressed sum; the error of a step is added to the next one.
+/// Compressed sum. Each step adds the residual of the previous step.
 #[derive(Debug)]
 pub struct CompressedReduction {
     communicator: Arc<dyn Communicator>,
@@ -244,10 +244,10 @@ pub struct CompressedReduction {
 }
 
 impl CompressedReduction {
-    /// Compresses from step `warmup_steps` on.
+    /// Returns a reduction that compresses from step `warmup_steps` on.
     ///
     /// # Errors
-    /// If ranks compress in different ways.
+    /// Returns an error if the ranks' compression settings differ.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -306,19 +306,19 @@ impl BucketReduction for CompressedReduction {
 
     fn state(&self) -> Option<ReductionState> {
         let mut state = ReductionState::default();
-        // Buckets begin with the last parameters.
+        // Buckets start with the last parameters.
         for compressor in self.compressors.iter().rev() {
             let (factors, num_drawn) = compressor.factors();
             state.residual.extend_from_slice(compressor.residual());
             state.factors.extend_from_slice(factors);
             state.num_drawn.push(num_drawn);
         }
-        // Without compression nothing is kept back.
+        // Without compression there is no residual.
         (!state.residual.is_empty()).then_some(state)
     }
 
     fn restore(&mut self, num_steps: u64, state: &ReductionState) {
-        // With another plan the buckets differ: no bucket may draw columns that another one has
+        // With another plan the buckets differ. No bucket may draw columns that another bucket has
         // drawn.
         let largest = state.num_drawn.iter().copied().max().unwrap_or(0);
         let is_same_plan = state.num_drawn.len() == self.compressors.len();

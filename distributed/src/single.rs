@@ -1,14 +1,15 @@
 //! A world of one rank.
 //!
-//! In, out: the caller's buffers, untouched. Invariant: no copy and no system call, so one rank
-//! pays nothing for being able to be many.
+//! In, out: the caller's buffers, unchanged.
+//! Invariant: there are no copies and no system calls, so that the communicator costs a single rank
+//! nothing.
 
 use std::sync::Arc;
 
 use crate::communicator::{ReduceBuffer, Topology, WaitPolicy, expect_peer, expect_root};
 use crate::{CollectiveError, Communicator};
 
-/// The communicator of a process that is the only rank.
+/// Communicator of a process that is the only rank.
 #[derive(Clone, Debug)]
 pub struct SingleCommunicator {
     topology: Topology,

@@ -1,7 +1,7 @@
-//! Equality of replicas: broadcast of modules, averages, fingerprints, seeds.
+//! Consistency of replicas: broadcast of modules, averages, fingerprints, seeds.
 //!
-//! In: a module on every rank. Out: root's parameters everywhere; fingerprints; averaged norm
-//! statistics; seeds for burn's random numbers.
+//! In: a module on every rank. Out: root's parameters on every rank, fingerprints, averaged norm
+//! statistics, and seeds for burn's random numbers.
 //! Invariant: with one rank, the module's bits are untouched. No two ranks, and no two steps of a
 //! rank, have the same seed.
 
@@ -19,7 +19,7 @@ use crate::{
 /// Returns `module` with the parameters and norm statistics of rank `root`.
 ///
 /// # Errors
-/// On all ranks if the modules differ in structure.
+/// Returns an error on all ranks if the modules differ in structure.
 ///
 /// # Collective
 /// Must be called by all ranks, with the same root.
@@ -58,18 +58,19 @@ pub fn broadcast_module<M: Module>(
 
 /// Returns `module` with norm statistics that are the plain mean over all ranks.
 ///
-/// Sums are made in double precision, so statistics that are equal on all ranks keep their bits.
-/// The statistics of clones that share burn's running states change too (see [`write()`]): pass a
-/// [`Module::valid`] copy to average for an evaluation without touching the model in training.
+/// Sums are computed in double precision, so statistics that are equal on all ranks keep their
+/// bits. The statistics of clones that share burn's running states change too (see [`write()`]). A
+/// [`Module::valid`] copy gives averages for an evaluation without a change of the model in
+/// training.
 ///
 /// # Errors
-/// If the collective fails.
+/// Returns an error if the collective fails.
 ///
 /// # Collective
 /// Must be called by all ranks.
 ///
 /// # Differs from PyTorch
-/// `DistributedDataParallel` broadcasts root's buffers at every forward pass; here the ranks'
+/// `DistributedDataParallel` broadcasts root's buffers in every forward pass. Here the ranks'
 /// buffers differ until this call.
 pub fn average_norm_statistics<M: Module>(
     module: M,
@@ -89,8 +90,8 @@ pub fn average_norm_statistics<M: Module>(
     Ok(write(module, &layout, &means))
 }
 
-/// Returns the SHA-256 over the bits of all trainable parameters in module order, as little-endian
-/// `f32`; norm statistics do not count.
+/// Returns the SHA-256 of the bits of all trainable parameters in module order, as little-endian
+/// `f32`. Norm statistics are not included.
 pub fn fingerprint<M: Module>(module: &M) -> String {
     let digest = digest_of(&read(module, &ParameterLayout::new(module)));
     digest
@@ -100,11 +101,11 @@ pub fn fingerprint<M: Module>(module: &M) -> String {
         .collect()
 }
 
-/// Returns the first 64 bits of the SHA-256 of each tensor's bits, as little-endian `f32`; `values`
-/// lie flat as `layout` says.
+/// Returns the first 64 bits of the SHA-256 of each tensor's bits, as little-endian `f32`. `values`
+/// are flat in the order of `layout`.
 ///
 /// # Panics
-/// If `values` has another length than the layout.
+/// Panics if `values` and the layout differ in length.
 pub fn tensor_hashes(layout: &ParameterLayout, values: &[f32]) -> Vec<u64> {
     assert_eq!(
         values.len(),
@@ -120,18 +121,19 @@ pub fn tensor_hashes(layout: &ParameterLayout, values: &[f32]) -> Vec<u64> {
 
 fn digest_of(values: &[f32]) -> Sha256 {
     let mut digest = Sha256::new();
-    // A value at a time takes several times as long.
+    // Converting one value at a time takes several times as long.
     values
         .chunks(1 << 12)
         .for_each(|values| digest.update(floats_to_bytes(values)));
     digest
 }
 
-/// Returns the fingerprint of `module`, which must be the same on all ranks; `epoch` is for the
-/// error's text.
+/// Returns the fingerprint of `module`, which must be the same on all ranks. `epoch` appears in the
+/// error message.
 ///
 /// # Errors
-/// On all ranks, with every rank that differs from root.
+/// Returns an error on all ranks if fingerprints differ. The error names every rank that differs
+/// from root.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -157,7 +159,7 @@ pub fn check_fingerprint<M: Module>(
     }
 }
 
-/// Returns the bytes of `values`, four each.
+/// Returns the bytes of `values`, four per value.
 pub fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
     values
         .iter()
@@ -165,7 +167,8 @@ pub fn floats_to_bytes(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// Returns the inverse of [`floats_to_bytes`]; bytes after the last whole number are left out.
+/// Returns the floats in `bytes`, the inverse of [`floats_to_bytes`]. Ignores incomplete floats at
+/// the end.
 pub fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
     bytes
         .as_chunks()
@@ -175,15 +178,15 @@ pub fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
         .collect()
 }
 
-/// Distance between the seeds of ranks: odd, so that no two are equal, and without a pattern (2^64
-/// / the golden ratio).
+/// Distance between the seeds of ranks. It is odd, so that all seeds differ, and has no pattern
+/// (2^64 / the golden ratio).
 const ODD_STRIDE: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Returns a seed for `rank` and `step`, to be given to `Device::seed` before the step's forward
-/// pass. With one seed on all ranks, all draw the same dropout masks.
+/// Returns a seed for `rank` and `step`, for `Device::seed` before the step's forward pass. With
+/// the same seed on all ranks, all ranks would draw the same dropout masks.
 pub fn draw_seed(seed: u64, rank: usize, step: u64) -> u64 {
     let of_rank = seed.wrapping_add((rank as u64 + 1).wrapping_mul(ODD_STRIDE));
-    // A second multiplication keeps the following steps apart from those of other ranks.
+    // The second multiplication separates the following steps from the steps of other ranks.
     of_rank.wrapping_mul(ODD_STRIDE).wrapping_add(step)
 }
 

@@ -1,41 +1,41 @@
 //! Places of ranks, and the environment of their launcher.
 //!
-//! In: node names by rank; the environment that `mpirun`, `mpiexec` or `srun` left. Out:
-//! [`Topology`], [`Launcher`].
-//! Invariant: if a launcher started several tasks, there are never several worlds of one.
+//! In: node names by rank, and the environment of `mpirun`, `mpiexec` or `srun`. Out: [`Topology`]
+//! and [`Launcher`].
+//! Invariant: if a launcher started several tasks, they never form several worlds of one rank.
 //! Source: Open MPI FAQ "environment variables" (`OMPI_COMM_WORLD_*`); srun(1), output environment
 //! variables; MPICH's PMI (`PMI_*`).
 
 use crate::cpus::share;
 use crate::{CollectiveError, communicator::CpuLimits};
 
-/// The place of a rank among the others and their nodes.
+/// Position of a rank among all ranks and nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// Index of this rank, `0..world_size`.
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// Index of this rank among those of its node, in rank order.
+    /// Index of this rank among the ranks of its node, in rank order.
     pub local_rank: usize,
     /// Number of ranks on this node.
     pub local_size: usize,
     /// Name of this node.
     pub node: String,
-    /// Index of this node; nodes are counted in the order of their first rank.
+    /// Index of this node. Nodes are numbered in the order of their first rank.
     pub node_index: usize,
     /// Number of nodes.
     pub num_nodes: usize,
-    /// Number of CPUs of this rank's share of its node, at least 1.
+    /// Number of CPUs in this rank's share of its node, at least 1.
     pub num_cpus: usize,
 }
 
 impl Topology {
-    /// Returns the topology of `rank` when `nodes` holds the node name of every rank, and all ranks
-    /// of a node have this process's CPUs.
+    /// Returns the topology of `rank`. `nodes` holds the node name of every rank. All ranks of a
+    /// node have this process's CPUs.
     ///
     /// # Panics
-    /// If `rank` is not below the number of nodes' names.
+    /// Panics if `rank` is not below the length of `nodes`.
     pub fn from_nodes(rank: usize, nodes: &[String]) -> Self {
         let node = nodes[rank].clone();
         let mut distinct: Vec<&String> = Vec::new();
@@ -60,7 +60,7 @@ impl Topology {
         }
     }
 
-    /// Returns the topology of `rank` when `ranks` holds the node name and the CPUs of every rank.
+    /// Returns the topology of `rank`. `ranks` holds the node name and the CPUs of every rank.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn from_ranks(rank: usize, ranks: &[(String, CpuLimits)]) -> Self {
         let nodes: Vec<String> = ranks.iter().map(|(node, _)| node.clone()).collect();
@@ -76,16 +76,16 @@ impl Topology {
         }
     }
 
-    /// Returns the topology of `rank` when all ranks run in this process or on this machine.
+    /// Returns the topology of `rank` if all ranks run in this process or on this machine.
     ///
     /// # Panics
-    /// If `rank` is not below `world_size`.
+    /// Panics if `rank` is not below `world_size`.
     pub fn on_one_node(rank: usize, world_size: usize) -> Self {
         Self::from_nodes(rank, &vec![node_name(); world_size])
     }
 }
 
-/// The program that started this process as one of several tasks.
+/// Launcher that started this process as one of several tasks.
 ///
 /// Variables of a task, seen with Open MPI 4.1.4, MPICH 4.0.2 and Slurm 22.05:
 /// - Open MPI's `mpirun` sets `OMPI_COMM_WORLD_SIZE`, `_RANK`, `_LOCAL_RANK`, `PMIX_RANK` and
@@ -96,13 +96,13 @@ impl Topology {
 ///   `--mpi=pmix` also `PMIX_RANK` and `PMIX_NAMESPACE`, with `--mpi=pmi2` also `PMI_SIZE`,
 ///   `PMI_RANK` and `PMI_FD`.
 ///
-/// No `PMIX_*` variable holds a number of tasks, so none is read. An empty variable counts as
-/// unset.
+/// No `PMIX_*` variable holds a number of tasks, so Lockstep reads none of them. An empty variable
+/// counts as unset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launcher {
     /// `mpirun`, `mpiexec`, `srun` or `sbatch`.
     pub name: &'static str,
-    /// Number of tasks that it started, or would start.
+    /// Number of tasks that the launcher started or would start.
     pub num_tasks: usize,
     /// Variable that holds the number of tasks.
     pub variable: &'static str,
@@ -125,18 +125,18 @@ type Variables = (
 
 /// The launchers, innermost first.
 ///
-/// `mpirun` inside a Slurm allocation starts its daemons with `srun`, one a node. Their
-/// `SLURM_NTASKS`, `SLURM_STEP_NUM_TASKS` and `SLURM_PROCID` stay in the environment of the ranks:
-/// with four ranks on two nodes a rank saw `SLURM_NTASKS=1`. So mpirun's own variable must win.
-/// `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`, `mpirun_rsh` of MVAPICH2 with
-/// `MV2_COMM_WORLD_SIZE` (MVAPICH2 user guide; not tried).
+/// `mpirun` inside a Slurm allocation starts its daemons with `srun`, one per node. The daemons'
+/// `SLURM_NTASKS`, `SLURM_STEP_NUM_TASKS` and `SLURM_PROCID` stay in the environment of the ranks.
+/// With four ranks on two nodes a rank had `SLURM_NTASKS=1`. So mpirun's own variable has priority.
+/// `mpiexec` of MPICH and Intel MPI does the same with `PMI_SIZE`, and `mpirun_rsh` of MVAPICH2
+/// with `MV2_COMM_WORLD_SIZE` (MVAPICH2 user guide; not tested).
 ///
-/// A batch script has `SLURM_NTASKS` (if tasks were requested) and no step. A program started there
-/// without a launcher should have been started by `srun`, so `SLURM_NTASKS` counts, last. Its
-/// `SLURM_PROCID` is that of the script and is not used.
+/// A batch script has `SLURM_NTASKS` (if tasks were requested) and no step. A program in the script
+/// without a launcher should have been started by `srun`, so `SLURM_NTASKS` counts, with the lowest
+/// priority. `SLURM_PROCID` then belongs to the script and is not used.
 ///
 /// `srun` sets the CPUs of a task only if a number was requested. Ranks of `mpirun` may have
-/// Slurm's variable, but `mpirun` placed them.
+/// Slurm's variable, but `mpirun` has chosen their CPUs.
 const LAUNCHERS: [Variables; 5] = [
     (
         "mpirun",
@@ -170,10 +170,10 @@ const LAUNCHERS: [Variables; 5] = [
 ];
 
 impl Launcher {
-    /// Returns the innermost launcher whose number of tasks `lookup` finds.
+    /// Returns the innermost launcher whose number of tasks is set according to `lookup`.
     ///
     /// # Errors
-    /// If a variable that is used does not hold a number.
+    /// Returns an error if a used variable does not hold a number.
     pub fn detect(
         lookup: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, CollectiveError> {
@@ -190,7 +190,7 @@ impl Launcher {
         };
         for (name, variable, rank, local_rank, num_processors) in LAUNCHERS {
             if let Some(num_tasks) = number(variable)? {
-                // `srun --mpi=pmi2` sets the same two variables, and not the third.
+                // `srun --mpi=pmi2` sets the same two variables, but not the third.
                 let is_sruns = name == "mpiexec"
                     && number("MPI_LOCALRANKID")?.is_none()
                     && number("SLURM_STEP_NUM_TASKS")? == Some(num_tasks)
@@ -214,10 +214,10 @@ impl Launcher {
         Ok(None)
     }
 
-    /// Runs [`detect`](Launcher::detect) on this process's environment.
+    /// Calls [`detect`](Launcher::detect) with this process's environment.
     ///
     /// # Errors
-    /// As for [`detect`](Launcher::detect).
+    /// Returns an error in the cases of [`detect`](Launcher::detect).
     pub fn detect_from_environment() -> Result<Option<Self>, CollectiveError> {
         Self::detect(|variable| std::env::var(variable).ok())
     }
@@ -239,7 +239,7 @@ pub(crate) fn spans_nodes() -> bool {
     }
 }
 
-/// Returns the scheduler's name for the job of this process.
+/// Returns the scheduler's name of this process's job.
 pub fn scheduler_job() -> Option<String> {
     std::env::var("SLURM_JOB_ID")
         .ok()
@@ -256,14 +256,14 @@ pub(crate) fn needs_mpi(library: &str) -> bool {
 }
 
 /// Returns true if a launcher left the address of other ranks, in a form that the MPI library may
-/// understand.
+/// read.
 ///
-/// Without an address every library makes a world of one. For that Open MPI starts a daemon, which
-/// needs ssh and a writable `/tmp`, or ends the process if it finds a step of `srun`. If a launcher
-/// started one task, there are no other ranks. Only Open MPI is known to read none of the variables
-/// of `OTHERS` without one of `ADDRESSES`.
+/// Without an address every MPI library creates a world of one rank. Open MPI then starts a daemon,
+/// which needs ssh and a writable `/tmp`. In a step of `srun`, Open MPI ends the process instead.
+/// If a launcher started one task, there are no other ranks. Only Open MPI is known to read none of
+/// the variables of `OTHERS` without one of `ADDRESSES`.
 ///
-/// Sources besides [`Launcher`]'s: MPICH, `src/pmi` (`PMI_PORT`, `PMI_ID`); Slurm,
+/// Sources in addition to [`Launcher`]'s: MPICH, `src/pmi` (`PMI_PORT`, `PMI_ID`); Slurm,
 /// `mpi/cray_shasta` (`PALS_RANKID`, `PMI_CONTROL_PORT`); Cray's `aprun` (`ALPS_APP_PE`); Flux
 /// (`PMI_FD`); Open MPI before version 2 (`OMPI_MCA_orte_hnp_uri`).
 #[cfg(any(feature = "mpi", test))]
@@ -295,11 +295,10 @@ fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bo
     let is_one = match sizes.as_slice() {
         // `srun --pty bash` leaves an address that one process can use once.
         [] => step == Some(1) && is_sruns,
-        // The step may be that of mpirun's daemons. The size may be that of a launcher around
-        // `srun`.
+        // The step may belong to mpirun's daemons. The size may belong to a launcher around `srun`.
         sizes => sizes.iter().all(|&size| size == 1) && step.is_none_or(|tasks| tasks == 1),
     };
-    // Some libraries find the tasks of `srun` by Slurm's own variables.
+    // Some libraries find the tasks of `srun` by Slurm's variables.
     let other_libraries =
         || OTHERS.iter().any(|variable| is_set(&variable)) || step.is_some_and(|tasks| tasks > 1);
     !is_one && (!addresses.is_empty() || !is_open_mpi && other_libraries())
@@ -307,11 +306,11 @@ fn has_address(lookup: impl Fn(&str) -> Option<String>, is_open_mpi: bool) -> bo
 
 /// Rejects a world that the launcher did not start.
 ///
-/// Without its launcher MPI starts a world of one in every task without a warning: the tasks would
-/// train independently and overwrite each other's files.
+/// Without its launcher, MPI starts a world of one rank in every task without a warning. The tasks
+/// would train independently and overwrite each other's files.
 ///
 /// # Errors
-/// If the launcher's number of tasks is not `world_size`.
+/// Returns an error if the launcher's number of tasks is not `world_size`.
 pub fn check_world_size(
     launcher: Option<&Launcher>,
     world_size: usize,
@@ -334,7 +333,7 @@ pub fn check_world_size(
         variable,
         ..
     } = launcher;
-    // Without the step's variable the allocation's would count.
+    // Without the step's variable, the allocation's variable would count.
     let further = match *variable {
         "SLURM_STEP_NUM_TASKS" => " SLURM_NTASKS",
         _ => "",
@@ -345,10 +344,10 @@ pub fn check_world_size(
     )))
 }
 
-/// Rejects a place among the ranks, or on the node, that the launcher did not assign.
+/// Rejects a rank, or an index on the node, that the launcher did not assign.
 ///
 /// # Errors
-/// If the launcher assigned another rank, or another index on the node.
+/// Returns an error if the launcher assigned another rank or another index on the node.
 pub fn check_place(
     launcher: Option<&Launcher>,
     topology: &Topology,

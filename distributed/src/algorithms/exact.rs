@@ -48,7 +48,7 @@ impl ExactReducer {
     /// Returns a reducer on `communicator`.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -87,10 +87,11 @@ impl ExactReducer {
     /// If any number is NaN or infinite, all sums are NaN on every rank. Zeros lose their sign.
     ///
     /// # Errors
-    /// If lengths differ between ranks (where the communicator detects it), or the job ends.
+    /// Returns an error if lengths differ between ranks (where the communicator detects it), or the
+    /// job ends.
     ///
     /// # Panics
-    /// If a shard is not as long as `sums`.
+    /// Panics if a shard is not as long as `sums`.
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.

@@ -42,7 +42,7 @@ impl HierarchicalReducer {
     /// Returns a reducer for the nodes of the communicator's topology.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -65,7 +65,7 @@ impl HierarchicalReducer {
     /// node must run on one machine.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Panics
     /// Panics if `nodes` does not have one entry per rank.
@@ -113,7 +113,8 @@ impl HierarchicalReducer {
     /// Replaces `values` by their sum over all ranks.
     ///
     /// # Errors
-    /// If lengths differ between ranks (where the communicator detects it), or the job ends.
+    /// Returns an error if lengths differ between ranks (where the communicator detects it), or the
+    /// job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.

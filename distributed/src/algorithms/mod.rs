@@ -62,7 +62,7 @@ impl AllReducer {
     /// Returns a reducer on `communicator`. No other thread may call `communicator` during a sum.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same kind.
@@ -111,7 +111,8 @@ impl AllReducer {
     /// `values` as one shard.
     ///
     /// # Errors
-    /// If lengths differ between ranks (where the communicator detects it), or the job ends.
+    /// Returns an error if lengths differ between ranks (where the communicator detects it), or the
+    /// job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with equal lengths.

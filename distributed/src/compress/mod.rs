@@ -214,7 +214,7 @@ impl BucketCompressor {
     /// Factors and steps must be equal on all ranks.
     ///
     /// # Panics
-    /// If a length differs from that of this compressor.
+    /// Panics if a length differs from that of this compressor.
     pub fn restore(
         &mut self,
         num_steps: u64,

@@ -63,7 +63,7 @@ impl PowerSgd {
     /// Returns the state for a bucket that consists of `spans`.
     ///
     /// # Panics
-    /// If `rank` is 0.
+    /// Panics if `rank` is 0.
     pub(super) fn new(
         rank: usize,
         spans: &[TensorSpan],

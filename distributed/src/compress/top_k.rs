@@ -34,7 +34,7 @@ impl TopK {
     /// The number is rounded up, so at least one element is sent.
     ///
     /// # Panics
-    /// If `percent` is not above 0 and at most 100, or an index does not fit 32 bits.
+    /// Panics if `percent` is not above 0 and at most 100, or an index does not fit 32 bits.
     pub(super) fn new(percent: f32, length: usize) -> Self {
         assert!(
             percent > 0.0 && percent <= 100.0,

@@ -19,7 +19,7 @@ use crate::{CollectiveError, communicator::Topology};
 /// Exit code of a job that a rank leaves while other ranks may wait for it.
 const LEFT_EXIT_CODE: c_int = 1;
 
-/// Value of [`Membership::expected`] if no other rank expects this rank.
+/// Value of `Membership::expected` if no other rank expects this rank.
 const NOBODY: usize = usize::MAX;
 
 /// Time for the launcher to read the output of this process. MPICH (4.0.2) drops unread output when

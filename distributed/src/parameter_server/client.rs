@@ -45,7 +45,7 @@ impl ServerClient {
     /// its server.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     pub fn fetch(
         &self,
         bucket: usize,
@@ -64,7 +64,7 @@ impl ServerClient {
     /// Replaces a bucket's parameters and optimizer state on its server.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     pub fn restore(
         &self,
         bucket: usize,
@@ -82,7 +82,7 @@ impl ServerClient {
     /// Returns the number of updates of all servers, by staleness.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     pub fn histogram(&self) -> Result<Vec<u64>, CollectiveError> {
         let mut total = Vec::new();
         for &server in &self.plan.servers {
@@ -112,7 +112,7 @@ impl ServerClient {
     /// Notifies all servers that this worker will push no more gradients.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     pub fn leave(&self) -> Result<(), CollectiveError> {
         self.plan
             .servers

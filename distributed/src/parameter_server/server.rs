@@ -93,7 +93,7 @@ impl Server {
     /// Serves the workers of other ranks until all workers have left.
     ///
     /// # Errors
-    /// If the job ends.
+    /// Returns an error if the job ends.
     pub fn serve(&self) -> Result<(), CollectiveError> {
         let mut last_request = Instant::now();
         let mut looks: u32 = 0;

@@ -1,7 +1,8 @@
-//! Gradients on their way into buckets.
+//! Collection of gradients into buckets.
 //!
 //! In: gradients, one parameter at a time, from any thread. Out: full buckets, in bucket order.
-//! Invariant: a bucket leaves once a step, after the last micro-step gave all its parameters.
+//! Invariant: a bucket leaves once per step, after the last micro-step has delivered all of the
+//! bucket's parameters.
 
 use std::collections::HashMap;
 use std::mem;
@@ -21,7 +22,7 @@ use crate::layout::with_values;
 use crate::reduction::BucketContext;
 use crate::replica::ParameterLayout;
 
-/// The buckets that a backward pass fills; shared by a reducer and the hooks of a model.
+/// Buckets that a backward pass fills. A reducer and the hooks of a model share them.
 #[derive(Debug)]
 pub struct GradientCollector {
     layout: ParameterLayout,
@@ -34,23 +35,24 @@ pub struct GradientCollector {
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// Index in the layout by burn's id.
+    /// Index in the layout, by burn's parameter id.
     entries: HashMap<ParamId, usize>,
     pub(super) parameters: Vec<ParameterState>,
     pub(super) buckets: Vec<BucketState>,
-    /// True if a hook has given a gradient of this micro-step, of any parameter.
+    /// True if a hook has delivered any parameter's gradient in this micro-step.
     pub(super) has_taken: bool,
     pub(super) context: BucketContext,
     micro_step: MicroStepConfig,
     /// True if a micro-step of this step has written the slot.
     is_written: Vec<bool>,
-    /// True if the micro-step is the first of its slot, and overwrites the values of the last step.
+    /// True if this is the first micro-step of its slot, which overwrites the values of the last
+    /// step.
     overwrites: bool,
-    /// The next bucket to leave.
+    /// Index of the next bucket to leave.
     next: usize,
-    /// `None` once no job will follow.
+    /// Sender of jobs, or `None` after the last job.
     pub(super) jobs: Option<Sender<Job>>,
-    /// Jobs whose results the reducer has not received.
+    /// Number of jobs whose results the reducer has not received.
     pub(super) num_pending: usize,
     /// Sum of the squared norms of this step's micro-steps, if they are measured.
     pub(super) squares: Option<f64>,
@@ -59,33 +61,33 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) struct ParameterState {
     id: ParamId,
-    /// True if any micro-step had a gradient of it.
+    /// True if any micro-step had a gradient of this parameter.
     was_used: bool,
-    /// True if this micro-step has its gradient.
+    /// True if this micro-step has the parameter's gradient.
     has_arrived: bool,
-    /// Time of its last gradient.
+    /// Time of the parameter's last gradient.
     pub(super) arrival: Option<Instant>,
 }
 
 #[derive(Debug)]
 pub(super) struct BucketState {
-    /// Empty while the bucket travels.
+    /// Values of the bucket. Empty while the bucket is being reduced.
     pub(super) values: Vec<f32>,
-    /// Parameters without a gradient in this micro-step.
+    /// Number of parameters without a gradient in this micro-step.
     num_missing: usize,
-    /// Parameter and magnitude of the largest gradient when the bucket left; NaN counts as largest.
+    /// Parameter and magnitude of the largest gradient when the bucket left. NaN counts as largest.
     pub(super) largest: (u32, f32),
 }
 
-/// The treatment of a micro-step's gradients.
+/// Settings of a micro-step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MicroStepConfig {
-    /// Factor on the gradients.
+    /// Factor of the gradients.
     pub weight: f32,
     /// The accumulation slot, below
     /// [`BucketReduction::num_slots`](crate::reduction::BucketReduction::num_slots).
     pub slot: usize,
-    /// True if this is the step's last micro-step: buckets leave as soon as they are full.
+    /// True for the step's last micro-step, in which buckets leave as soon as they are full.
     pub is_last: bool,
     /// True if the gradients are dropped, because the pass only took part in collectives.
     pub discard: bool,
@@ -148,13 +150,14 @@ impl GradientCollector {
         }
     }
 
-    /// Takes one parameter's gradient of the backward pass in progress. Gradients of other modules
-    /// are ignored. Parameters are identified by the ids of the module given to
+    /// Adds one parameter's gradient of the current backward pass. Ignores gradients of other
+    /// modules. Parameters have the ids of the module in the last call of
     /// [`backward`](super::GradientReducer::backward) or
     /// [`rename`](super::GradientReducer::rename).
     ///
     /// # Panics
-    /// If the gradient's length is not the parameter's, or it is the second one of the same pass.
+    /// Panics if the lengths of gradient and parameter differ, or if the pass has already delivered
+    /// this gradient.
     pub fn take(&self, parameter: ParamId, gradient: &[f32]) {
         let mut state = self.lock();
         state.has_taken = true;
@@ -163,8 +166,8 @@ impl GradientCollector {
         }
     }
 
-    /// Returns the bucket of a parameter and the number of parameters in that bucket; `None` for an
-    /// unknown parameter.
+    /// Returns the bucket of a parameter and the number of parameters in that bucket. Returns
+    /// `None` for an unknown parameter.
     pub fn bucket_of(&self, parameter: ParamId) -> Option<(usize, usize)> {
         let entry = *self.lock().entries.get(&parameter)?;
         let bucket = self.bucket_of[entry];
@@ -183,7 +186,8 @@ impl GradientCollector {
         lock(&self.state)
     }
 
-    /// Identifies the parameters by the ids of `layout`, of the same module, rebuilt or loaded.
+    /// Sets the ids of the parameters to those of `layout`, which belongs to the same module,
+    /// rebuilt or loaded.
     pub(super) fn rename(&self, layout: &ParameterLayout) {
         let mut state = self.lock();
         state.entries = by_id(layout);
@@ -192,7 +196,7 @@ impl GradientCollector {
         }
     }
 
-    /// Returns true if `ids` are those of the parameters.
+    /// Returns true if `ids` are the ids of the parameters.
     pub(super) fn knows(&self, ids: &[ParamId]) -> bool {
         let state = self.lock();
         state
@@ -202,8 +206,8 @@ impl GradientCollector {
             .eq(ids)
     }
 
-    /// Returns the parameters without a gradient in any micro-step so far, as indices in the
-    /// layout; none before the first gradient.
+    /// Returns the layout indices of parameters without a gradient in any micro-step so far. Empty
+    /// before the first gradient.
     pub(super) fn unused(&self) -> Vec<usize> {
         let parameters = &self.lock().parameters;
         if parameters.iter().all(|parameter| !parameter.was_used) {
@@ -235,7 +239,8 @@ impl GradientCollector {
         }
     }
 
-    /// Closes the micro-step with the gradients that no hook has given; all others are zero.
+    /// Ends the micro-step with the gradients that no hook has delivered. All missing gradients are
+    /// zero.
     pub(super) fn end_micro_step(&self, gradients: Vec<Option<Tensor<1>>>) {
         let mut state = self.lock();
         for (entry, gradient) in gradients.into_iter().enumerate() {
@@ -251,7 +256,7 @@ impl GradientCollector {
         }
     }
 
-    /// Closes the step, whatever was accumulated: all buckets that have not left do now.
+    /// Ends the step with the accumulated gradients. All remaining buckets leave.
     pub(super) fn complete(&self) {
         let mut state = self.lock();
         self.clear_unwritten(&mut state);
@@ -261,7 +266,7 @@ impl GradientCollector {
         self.release(&mut state);
     }
 
-    /// Closes the step without letting a bucket leave.
+    /// Ends the step without a reduction.
     pub(super) fn finish_local(&self) -> LocalGradients<'_> {
         let mut state = self.lock();
         self.clear_unwritten(&mut state);
@@ -269,7 +274,7 @@ impl GradientCollector {
         LocalGradients::new(&self.plan, state)
     }
 
-    /// Takes a bucket's buffer back; with the last one the next step may begin.
+    /// Returns a bucket's buffer to the collector. After the last buffer the next step may start.
     pub(super) fn give_back(&self, index: usize, mut values: Vec<f32>) {
         let mut state = self.lock();
         let len = self.num_slots * self.plan.buckets()[index].elements.len();
@@ -331,7 +336,7 @@ impl GradientCollector {
         }
     }
 
-    /// Fills slots without a sample with zeros.
+    /// Fills slots without samples with zeros.
     fn clear_unwritten(&self, state: &mut State) {
         for slot in 0..self.num_slots {
             if state.is_written[slot] {
@@ -359,7 +364,8 @@ impl GradientCollector {
                 index,
                 values,
             };
-            // Fails only if the communication thread has exited; `Engine::next` reports the reason.
+            // The send fails only if the communication thread has exited. `Engine::next` reports
+            // the reason.
             let _ = state.jobs.as_ref().map(|jobs| jobs.send(job));
         }
     }

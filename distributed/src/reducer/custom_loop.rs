@@ -1,8 +1,8 @@
-//! Custom training loops: a step in one call, parameters whose ids change, the checks of both.
+//! Custom training loops: a step in one call, parameters whose ids change, and checks.
 //!
-//! In: the module of a step, a loss, this rank's share of the samples. Out: gradients for burn's
-//! optimizers.
-//! Invariant: what would silently give wrong gradients is an error, the same on all ranks.
+//! In: the module of a step, a loss, and this rank's share of the samples. Out: gradients for
+//! burn's optimizers.
+//! Invariant: misuse that would give wrong gradients is an error, the same on all ranks.
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -12,22 +12,26 @@ use super::{GradientReducer, MicroStepConfig};
 use crate::on_device::identities;
 use crate::{CollectiveError, replica::ParameterLayout};
 
-/// Largest difference from 1 of the sum of all ranks' shares.
+/// Tolerance for the sum of all ranks' shares, which must be 1.
 const SHARE_TOLERANCE: f64 = 1e-3;
 
 impl GradientReducer {
-    /// Differentiates `loss` and returns the sum over the ranks of `share` times its gradients, for
-    /// burn's optimizers. With the mean loss of a rank's samples, and their share of the global
-    /// batch, the result is the exact mean over the global batch.
+    /// Runs the backward pass of `loss` and returns the sum over ranks of `share` times the
+    /// gradients, for burn's optimizers. The result is the exact mean over the global batch if
+    /// `loss` is the mean over a rank's samples, and `share` is the rank's share of the global
+    /// batch.
     ///
-    /// Gradients given by hooks are sent during the pass. A rank without samples calls
+    /// Gradients from hooks are sent during the pass. A rank without samples calls
     /// [`reduce`](Self::reduce) instead. `module` may have been rebuilt or loaded since the last
     /// step.
     ///
     /// # Errors
-    /// If the shares do not add up to 1, on all ranks (not checked with
-    /// [`with_reduction`](Self::with_reduction)); as [`rename`](Self::rename); if a parameter was
-    /// frozen when the reducer was made; a collective failed.
+    /// Returns an error:
+    /// - on all ranks, if the shares do not add up to 1 (not checked with
+    ///   [`with_reduction`](Self::with_reduction))
+    /// - in the cases of [`rename`](Self::rename)
+    /// - if a parameter was frozen at the reducer's creation
+    /// - if a collective fails
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -43,17 +47,19 @@ impl GradientReducer {
             is_last: true,
             ..MicroStepConfig::default()
         });
-        // Weighted ahead of the pass, in which synchronised norms sum over ranks.
+        // The loss is weighted before the pass, because synchronised norms sum over ranks during
+        // the pass.
         let gradients = loss.mul_scalar(share).backward();
         self.accumulate(module, gradients, 1.0);
         Ok(self.reduce()?.to_params(module))
     }
 
-    /// Identifies the parameters by their ids in `module`, which was rebuilt or loaded: a loaded
-    /// record contains the ids of its file. [`backward`](Self::backward) does this itself.
+    /// Sets the ids of the parameters to those of `module`, which was rebuilt or loaded. A loaded
+    /// record has the ids of its file. [`backward`](Self::backward) calls this method itself.
     ///
     /// # Errors
-    /// If two parameters have one id, for example because two modules were loaded from one file.
+    /// Returns an error if two parameters have the same id, for example if two modules were loaded
+    /// from the same file.
     pub fn rename<M: Module>(&self, module: &M) -> Result<(), CollectiveError> {
         let layout = ParameterLayout::new(module);
         layout.expect_unshared()?;
@@ -61,8 +67,8 @@ impl GradientReducer {
         Ok(())
     }
 
-    /// Returns the paths of the parameters that no backward pass of this rank has given a gradient,
-    /// because the forward pass does not use them or detaches them. Empty before the first step.
+    /// Returns the paths of the parameters that have had no gradient in any backward pass of this
+    /// rank. The forward pass does not use them, or detaches them. Empty before the first step.
     pub fn unused_parameters(&self) -> Vec<&str> {
         let entries = self.layout().entries();
         let unused = self.collector.unused().into_iter();
@@ -70,7 +76,7 @@ impl GradientReducer {
     }
 
     /// # Panics
-    /// If hooks gave gradients of this pass under other ids than those of `module`.
+    /// Panics if hooks delivered gradients of this pass with ids that `module` does not have.
     pub(super) fn expect_ids<M: Module>(&self, module: &M) {
         let has_taken = self.collector.lock().has_taken;
         let is_renamed = self
@@ -83,10 +89,11 @@ impl GradientReducer {
         );
     }
 
-    /// Identifies the parameters by their ids in `module`. Returns true if the ids have changed.
+    /// Sets the ids of the parameters to those of `module`. Returns true if the ids have changed.
     ///
     /// # Errors
-    /// As [`rename`](Self::rename), and if a trained parameter is not in the layout.
+    /// Returns an error in the cases of [`rename`](Self::rename), and if a trained parameter is not
+    /// in the layout.
     fn identify<M: Module>(&self, module: &M) -> Result<bool, CollectiveError> {
         let identities = identities(module, self.layout());
         if let Some(path) = identities.unlisted {
@@ -101,10 +108,10 @@ impl GradientReducer {
         Ok(is_other)
     }
 
-    /// Checks that the shares of the ranks that gave one add up to 1.
+    /// Checks that the shares add up to 1, over the ranks that have a share.
     ///
     /// # Errors
-    /// On all ranks if they do not.
+    /// Returns an error on all ranks if the sum is not 1.
     ///
     /// # Collective
     /// Must be called by all ranks.

@@ -1,7 +1,8 @@
 //! Reduced gradients for an optimizer.
 //!
-//! In: reduced buckets. Out: views of them. Invariant: only a reduction makes a [`SyncedBucket`],
-//! so an optimizer that takes one never receives gradients that differ between ranks.
+//! In: reduced buckets. Out: views of the buckets.
+//! Invariant: only a reduction creates a [`SyncedBucket`], so an optimizer that takes one never
+//! receives gradients that differ between ranks.
 
 use std::ops::Range;
 use std::sync::MutexGuard;
@@ -23,7 +24,7 @@ pub struct SyncedBucket {
 }
 
 impl SyncedBucket {
-    /// Returns the elements' indices in the flat buffer of the layout.
+    /// Returns the indices of the elements in the flat buffer of the layout.
     pub fn elements(&self) -> Range<usize> {
         self.elements.clone()
     }
@@ -33,7 +34,7 @@ impl SyncedBucket {
         &self.values
     }
 
-    /// Returns true if no element is NaN or infinite; finite parts of several ranks can overflow.
+    /// Returns true if no element is NaN or infinite. The sum of finite values can overflow.
     pub fn is_finite(&self) -> bool {
         are_finite(&self.values)
     }
@@ -65,20 +66,20 @@ impl<'a> SyncedGradients<'a> {
         flat
     }
 
-    /// Returns the place of each parameter's gradient.
+    /// Returns the layout of the gradients.
     pub fn layout(&self) -> &ParameterLayout {
         self.layout
     }
 
-    /// Copies the gradients for burn's optimizers, to the devices of the parameters of `module`.
+    /// Copies the gradients to the devices of `module`'s parameters, for burn's optimizers.
     ///
     /// # Panics
-    /// If `module` is not built like the reducer's.
+    /// Panics if the structures of `module` and the reducer's module differ.
     pub fn to_params<M: Module>(&self, module: &M) -> GradientsParams {
         to_params(module, self.layout, &self.to_flat())
     }
 
-    /// Returns the L2 norm over all parameters, added up in double precision.
+    /// Returns the L2 norm over all parameters, computed in double precision.
     pub fn norm(&self) -> f64 {
         let buckets = self.buckets.iter();
         let sum: f64 = buckets.map(|bucket| squares(&bucket.values)).sum();
@@ -90,10 +91,10 @@ impl<'a> SyncedGradients<'a> {
         self.each_value(|value| *value *= factor);
     }
 
-    /// Limits the magnitude of every element to `limit`, which must be the same on every rank.
+    /// Clamps the magnitude of every element to `limit`, which must be the same on every rank.
     ///
     /// # Panics
-    /// If `limit` is negative or NaN.
+    /// Panics if `limit` is negative or NaN.
     pub fn clamp(&mut self, limit: f32) {
         self.each_value(|value| *value = value.clamp(-limit, limit));
     }
@@ -110,7 +111,7 @@ impl<'a> SyncedGradients<'a> {
     }
 }
 
-/// One rank's own gradients of all parameters, not summed over the other ranks.
+/// Gradients of all parameters on one rank, without a sum over ranks.
 #[derive(Debug)]
 pub struct LocalGradients<'a> {
     plan: &'a BucketPlan,
@@ -122,7 +123,7 @@ impl<'a> LocalGradients<'a> {
         Self { plan, state }
     }
 
-    /// Returns the elements' indices and the gradients of each bucket, last parameters first.
+    /// Returns the indices of the elements and the gradients of each bucket, last parameters first.
     pub fn buckets(&self) -> impl Iterator<Item = (Range<usize>, &[f32])> {
         let planned = self.plan.buckets().iter();
         let pairs = planned.zip(&self.state.buckets);
@@ -147,7 +148,7 @@ impl<'a> LocalGradients<'a> {
 
 /// Sums the squares of `values` in double precision.
 pub(super) fn squares(values: &[f32]) -> f64 {
-    // Eight running sums, because one would wait for the last addition each time.
+    // Eight running sums avoid waiting for the previous addition.
     let mut lanes = [0.0_f64; 8];
     for values in values.chunks(lanes.len()) {
         for (lane, &value) in lanes.iter_mut().zip(values) {

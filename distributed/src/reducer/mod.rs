@@ -1,8 +1,9 @@
-//! From every rank's gradients to their sum over all ranks.
+//! Sum of all ranks' gradients.
 //!
-//! In: gradients from hooks during a backward pass, or from the tape after it, of one or more
-//! micro-steps. Out: buckets of sums, the same bits on every rank. Invariant: every rank reduces
-//! each bucket once, in bucket order, even a rank without samples.
+//! In: gradients of one or more micro-steps, from hooks during a backward pass or from the tape
+//! after the pass. Out: buckets of sums, the same bits on every rank.
+//! Invariant: every rank reduces each bucket once, in bucket order. This includes a rank without
+//! samples.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.
 
 mod collector;
@@ -32,15 +33,15 @@ use crate::replica::ParameterLayout;
 use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator};
 
-/// The buckets of a reducer and their reduction.
+/// Settings of a reducer.
 #[derive(Clone, Debug)]
 pub struct ReducerConfig {
-    /// Largest size of a bucket, bytes of `f32`; `None`: [`BucketPlan::default_cap_bytes`].
+    /// Maximum bytes of a bucket in `f32`. `None` selects [`BucketPlan::default_cap_bytes`].
     pub bucket_cap_bytes: Option<usize>,
-    /// True if buckets are reduced during the backward pass, if the communicator allows a second
-    /// thread.
+    /// True if buckets are reduced during the backward pass. This needs a communicator that
+    /// supports a second thread.
     pub overlap: bool,
-    /// The status that names the bucket under reduction.
+    /// Status that names the bucket under reduction.
     pub rank_status: Arc<RankStatus>,
 }
 
@@ -54,59 +55,60 @@ impl Default for ReducerConfig {
     }
 }
 
-/// Adds up gradients over micro-steps, then over ranks.
+/// Sum of gradients over micro-steps, then over ranks.
 ///
-/// The global mean is exact because the caller weights: either a rank's loss is the sum over its
-/// samples divided by the global number of samples (weight 1), or its mean loss is weighted by its
-/// share of the samples.
+/// The caller's weights make the global mean exact. A rank's loss can be the sum over its samples
+/// divided by the global number of samples, with weight 1. It can also be the mean over the rank's
+/// samples, weighted by the rank's share of the samples.
 ///
-/// A step is [`begin_step`](Self::begin_step); for each micro-batch
+/// A step starts with [`begin_step`](Self::begin_step). Each micro-batch needs
 /// [`begin_micro_step`](Self::begin_micro_step), a backward pass, and
-/// [`accumulate`](Self::accumulate); then [`reduce`](Self::reduce). The shortest step is
-/// `accumulate` and `reduce`.
+/// [`accumulate`](Self::accumulate). The step ends with [`reduce`](Self::reduce). The shortest step
+/// is `accumulate` and `reduce`.
 ///
 /// # Differs from PyTorch
-/// `DistributedDataParallel` takes the plain mean over ranks, which over-weights the samples of a
-/// rank that has fewer.
+/// `DistributedDataParallel` computes the plain mean over ranks, in which the samples of a rank
+/// with fewer samples have too much weight.
 #[derive(Debug)]
 pub struct GradientReducer {
     collector: Arc<GradientCollector>,
     communicator: Arc<dyn Communicator>,
     reduction: SharedReduction,
     engine: Engine,
-    /// True if a micro-step was opened and not closed.
+    /// True between the start and the end of a micro-step.
     is_open: bool,
     /// True if all ranks take part in every step, so that shares can be summed.
     checks_shares: bool,
-    /// This rank's share of the step under way.
+    /// This rank's share of the current step.
     share: Option<f64>,
-    /// Header of the step under way, if it was posted.
+    /// Header of the current step, if it was posted.
     header: Option<StepHeader>,
     synced: Vec<SyncedBucket>,
     report: StepReport,
 }
 
-/// Figures of a step's reduction.
+/// Measurements of a step's reduction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
-    /// Bytes and losses of the sums.
+    /// Bytes and errors of the sums.
     pub traffic: Traffic,
     /// Time of each bucket's reduction, in bucket order.
     pub buckets: Vec<BucketTimes>,
-    /// Sum of the squared L2 norms of this rank's weighted micro-steps; 0 without
+    /// Sum of the squared L2 norms of this rank's weighted micro-steps. 0 without
     /// [`measure_parts`](GradientReducer::measure_parts).
     pub squared_norm_of_parts: f64,
-    /// True if a posted header asks for a stop, even if [`finish`](GradientReducer::finish) failed
-    /// because of a value that is not finite.
+    /// True if a posted header requests a stop, even if [`finish`](GradientReducer::finish) failed
+    /// because of a non-finite value.
     pub stop: bool,
 }
 
 impl GradientReducer {
-    /// Plans the buckets of `module`'s trainable parameters, summed by the communicator's own
-    /// collective.
+    /// Returns a reducer of `module`'s trainable parameters that uses the communicator's own
+    /// all-reduce.
     ///
     /// # Errors
-    /// On all ranks if the plans differ, with the first such rank.
+    /// Returns an error on all ranks if the plans differ. The error names the first rank that
+    /// differs.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -122,11 +124,11 @@ impl GradientReducer {
         Ok(reducer)
     }
 
-    /// As [`new`](Self::new), with the reduction that `reduction` makes of the plan and a
-    /// communicator that only the reduction uses.
+    /// Returns a reducer like [`new`](Self::new), with a custom reduction. `reduction` creates it
+    /// from the plan and a communicator that only the reduction uses.
     ///
     /// # Errors
-    /// As [`new`](Self::new), and those of `reduction`.
+    /// Returns an error in the cases of [`new`](Self::new), and the errors of `reduction`.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -182,7 +184,7 @@ impl GradientReducer {
         })
     }
 
-    /// Returns the collector, to which a model's hooks give gradients.
+    /// Returns the collector for a model's gradient hooks.
     pub fn collector(&self) -> Arc<GradientCollector> {
         Arc::clone(&self.collector)
     }
@@ -197,14 +199,15 @@ impl GradientReducer {
         self.collector.lock().squares = Some(0.0);
     }
 
-    /// Begins a step whose buckets have this context. Needed if the reduction uses the context, or
-    /// if hooks give gradients before the first [`begin_micro_step`](Self::begin_micro_step).
+    /// Starts a step and sets the context of its buckets. The call is necessary if the reduction
+    /// uses the context, or if hooks deliver gradients before the first
+    /// [`begin_micro_step`](Self::begin_micro_step).
     pub fn begin_step(&mut self, context: BucketContext) {
         self.reclaim_buffers();
         self.collector.lock().context = context;
     }
 
-    /// Takes back the buffers of the last step.
+    /// Returns the buffers of the last step to the collector.
     fn reclaim_buffers(&mut self) {
         for (index, bucket) in self.synced.drain(..).enumerate() {
             self.collector.give_back(index, bucket.values);
@@ -212,7 +215,7 @@ impl GradientReducer {
         self.report = StepReport::default();
     }
 
-    /// Opens the next micro-step, whose gradients are treated as `config` says.
+    /// Starts the next micro-step with the settings in `config`.
     pub fn begin_micro_step(&mut self, config: MicroStepConfig) {
         self.reclaim_buffers();
         self.is_open = true;
@@ -220,9 +223,9 @@ impl GradientReducer {
         self.collector.begin_micro_step(config);
     }
 
-    /// Sends the step's header to the other ranks, ahead of the buckets. Called once a step, before
-    /// the last backward pass. [`reduce`](Self::reduce) then agrees with all ranks on the header
-    /// first.
+    /// Sends the step's header to the other ranks before the buckets. The caller posts one header
+    /// per step, before the last backward pass. [`reduce`](Self::reduce) then starts with the
+    /// agreement of all ranks on the header.
     pub fn post_header(&mut self, header: StepHeader) {
         self.reclaim_buffers();
         self.header = Some(header);
@@ -230,32 +233,35 @@ impl GradientReducer {
         let bytes = header.to_bytes().to_vec();
         let mut state = self.collector.lock();
         state.num_pending += 1;
-        // Fails only if the communication thread has exited; `Engine::next` reports the reason.
+        // The send fails only if the communication thread has exited. `Engine::next` reports the
+        // reason.
         let _ = state
             .jobs
             .as_ref()
             .map(|jobs| jobs.send(Job::Header(bytes)));
     }
 
-    /// Ends the micro-step with the gradients that its backward pass left on the tape; gradients
-    /// that hooks received are not on the tape. A parameter without a gradient adds zero.
+    /// Ends the micro-step with the gradients on the tape of its backward pass. Gradients that
+    /// hooks received are not on the tape. A parameter without a gradient adds zero.
     ///
-    /// Without [`begin_micro_step`](Self::begin_micro_step) it opens a micro-step of weight
-    /// `weight` that others may follow.
+    /// Without [`begin_micro_step`](Self::begin_micro_step) the call starts a micro-step of weight
+    /// `weight`, which other micro-steps may follow.
     ///
     /// # Panics
-    /// If `module` is not built like the reducer's, or hooks gave gradients under other ids than
-    /// the module's: [`rename`](Self::rename) the reducer first.
+    /// Panics if the structures of `module` and the reducer's module differ. Panics if hooks
+    /// delivered gradients with ids that `module` does not have. [`rename`](Self::rename) sets the
+    /// ids.
     pub fn accumulate<M: Module>(&mut self, module: &M, gradients: Gradients, weight: f32) {
         self.expect_ids(module);
         let gradients = take_gradients(module, self.layout(), ElementOrder::Module, gradients);
         self.close_micro_step(gradients, weight);
     }
 
-    /// As [`accumulate`](Self::accumulate), of gradients taken from the tape for burn's optimizers.
+    /// Accumulates gradients like [`accumulate`](Self::accumulate), but from the container for
+    /// burn's optimizers.
     ///
     /// # Panics
-    /// As [`accumulate`](Self::accumulate).
+    /// Panics in the cases of [`accumulate`](Self::accumulate).
     pub fn accumulate_params<M: Module>(
         &mut self,
         module: &M,
@@ -278,11 +284,11 @@ impl GradientReducer {
         self.collector.end_micro_step(gradients);
     }
 
-    /// Sums the accumulated gradients over all ranks, bucket by bucket; the next accumulation
-    /// starts from zero. A rank that accumulated nothing contributes zeros.
+    /// Sums the accumulated gradients over all ranks, bucket by bucket. The next accumulation
+    /// starts from zero. A rank without accumulated gradients contributes zeros.
     ///
     /// # Errors
-    /// If a collective fails.
+    /// Returns an error if a collective fails.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -291,13 +297,16 @@ impl GradientReducer {
         Ok(self.synced())
     }
 
-    /// As [`reduce`](Self::reduce), with agreement on a posted header and a check that all sums are
-    /// finite. The sums are [`synced`](Self::synced).
+    /// Reduces like [`reduce`](Self::reduce), with agreement on a posted header and a check that
+    /// all sums are finite. [`synced`](Self::synced) returns the sums.
     ///
     /// # Errors
-    /// If the ranks have diverged, or [`CollectiveError::NonFinite`], the same on all ranks; or a
-    /// collective failed. Only after [`CollectiveError::NonFinite`] may the next step
-    /// begin: all buckets have come back, and the reduction has the state from before this step.
+    /// Returns an error, the same on all ranks, if the ranks have diverged, and
+    /// [`CollectiveError::NonFinite`] if a value is not finite. Also returns an error if a
+    /// collective fails.
+    ///
+    /// The next step may start only after [`CollectiveError::NonFinite`]. All buckets have then
+    /// returned, and the reduction has its state from before this step.
     ///
     /// # Collective
     /// Must be called by all ranks.
@@ -315,7 +324,7 @@ impl GradientReducer {
             let headers = parsed(&headers)?;
             self.report.stop = wants_stop(&headers);
             status = match global_status(&headers) {
-                // This step's buckets are on their way nevertheless.
+                // This step's buckets are being reduced nevertheless.
                 Err(error @ CollectiveError::NonFinite { .. }) => Err(error),
                 status => Ok(Some(status?)),
             };
@@ -341,7 +350,7 @@ impl GradientReducer {
             }
             self.synced.push(bucket);
         }
-        // Headers and sums are the same on every rank, so all ranks take this branch together.
+        // Headers and sums are the same on every rank, so all ranks take the same branch.
         if status.is_err() || broken.is_some() {
             lock(&self.reduction).roll_back();
         }
@@ -364,46 +373,46 @@ impl GradientReducer {
         Ok(result)
     }
 
-    /// Ends a step without the other ranks and returns this rank's own sums. Neither
-    /// [`post_header`](Self::post_header) nor a last micro-step may have been part of the step.
+    /// Ends a step without communication and returns the sums of only this rank. The step must not
+    /// include [`post_header`](Self::post_header) or a last micro-step.
     pub fn finish_local(&mut self) -> LocalGradients<'_> {
         self.reclaim_buffers();
         self.collector.finish_local()
     }
 
-    /// Returns the buckets of the last reduction, summed over all ranks, until the next step
-    /// begins.
+    /// Returns the buckets of the last reduction, summed over all ranks. They are available until
+    /// the next step starts.
     pub fn synced(&mut self) -> SyncedGradients<'_> {
         SyncedGradients::new(self.collector.layout(), &mut self.synced)
     }
 
-    /// Returns the figures of the last reduction.
+    /// Returns the measurements of the last reduction.
     pub fn report(&self) -> &StepReport {
         &self.report
     }
 
-    /// Returns the reduction's state between two steps: [`BucketReduction::state`].
+    /// Returns the reduction's state between two steps, as [`BucketReduction::state`] describes.
     pub fn reduction_state(&self) -> Option<ReductionState> {
         lock(&self.reduction).state()
     }
 
-    /// Continues after `num_steps` steps with the state from then: [`BucketReduction::restore`].
+    /// Restores the state after `num_steps` steps, as [`BucketReduction::restore`] describes.
     ///
     /// # Panics
-    /// If a length differs from that of the [own state](Self::reduction_state).
+    /// Panics if a length differs from that of the [current state](Self::reduction_state).
     pub fn restore(&self, num_steps: u64, state: &ReductionState) {
         lock(&self.reduction).restore(num_steps, state);
     }
 
-    /// Returns the time of each parameter's last gradient in the order of the layout; `None` before
-    /// the first.
+    /// Returns the time of each parameter's last gradient in the order of the layout. `None` before
+    /// the first gradient.
     pub fn arrivals(&self) -> Vec<Option<Instant>> {
         let state = self.collector.lock();
         let parameters = state.parameters.iter();
         parameters.map(|parameter| parameter.arrival).collect()
     }
 
-    /// Returns the place of each parameter's gradient.
+    /// Returns the layout of the gradients.
     pub fn layout(&self) -> &ParameterLayout {
         self.collector.layout()
     }
@@ -421,7 +430,7 @@ impl Drop for GradientReducer {
             state.jobs = None;
             state.num_pending
         };
-        // With a job pending the thread may be waiting for ranks that will never come.
+        // With a pending job, the thread may be waiting for ranks that have failed.
         if num_pending == 0 {
             self.engine.join();
         }
@@ -429,6 +438,6 @@ impl Drop for GradientReducer {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A poisoned lock means that a pass or a sum panicked; the job ends with that panic.
+    // A poisoned lock means that a pass or a sum panicked. The job ends with that panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,8 @@
-//! The reduction of buckets: on a communication thread during the backward pass, or by the caller
-//! after it.
+//! Reduction of buckets, either on a communication thread during the backward pass or by the caller
+//! after the pass.
 //!
-//! In: jobs in the order in which every rank sends them. Out: their results, in the same order.
-//! Invariant: after a failed job no further one touches the communicator.
+//! In: jobs, in the same order on every rank. Out: the jobs' results, in the same order.
+//! Invariant: after a failed job no other job uses the communicator.
 //! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 3.2.3.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,10 +16,10 @@ use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator};
 
-/// A reduction that the worker uses within a step, and its owner between steps.
+/// A reduction that the worker uses during a step, and its owner between steps.
 pub(super) type SharedReduction = Arc<Mutex<Box<dyn BucketReduction>>>;
 
-/// One exchange with the other ranks.
+/// A job of the worker: one exchange with the other ranks.
 #[derive(Debug)]
 pub(super) enum Job {
     Header(Vec<u8>),
@@ -40,22 +40,22 @@ pub(super) enum JobResult {
     },
 }
 
-/// The time of a bucket's reduction.
+/// Start and end of a bucket's reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketTimes {
-    /// Its begin.
+    /// Start of the reduction.
     pub start: Instant,
-    /// Its end.
+    /// End of the reduction.
     pub end: Instant,
 }
 
-/// Executes jobs one after the other.
+/// Executor of jobs, one at a time.
 #[derive(Debug)]
 pub(super) struct Worker {
     jobs: Receiver<Job>,
     communicator: Arc<dyn Communicator>,
     reduction: SharedReduction,
-    /// True if buckets must be reduced; otherwise they are handed back.
+    /// True if buckets must be reduced. Otherwise the worker returns them unchanged.
     is_needed: bool,
     rank_status: Arc<RankStatus>,
     failure: Option<CollectiveError>,
@@ -113,13 +113,13 @@ impl Worker {
     }
 }
 
-/// The worker, on its own thread or not.
+/// The worker, on its own thread or on the caller's.
 #[derive(Debug)]
 pub(super) enum Engine {
     Inline(Worker),
     Background {
         results: Receiver<Result<JobResult, CollectiveError>>,
-        /// All communicators that the thread waits on, perhaps shared with a server on this rank.
+        /// All communicators on which the thread waits. A server on this rank may share them.
         communicators: Vec<Arc<dyn Communicator>>,
         thread: Option<JoinHandle<()>>,
     },
@@ -129,7 +129,7 @@ impl Engine {
     /// Moves the worker to its own thread.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// Returns an error if the system cannot create a thread.
     pub(super) fn background(mut worker: Worker) -> std::io::Result<Self> {
         let mut communicators = vec![Arc::clone(&worker.communicator)];
         communicators.extend(lock(&worker.reduction).waits_on());
@@ -149,7 +149,7 @@ impl Engine {
         })
     }
 
-    /// Leaves the core to the caller, who begins to compute.
+    /// Makes the thread's waits sleep, so that the caller can compute on this core.
     pub(super) fn sleep(&self) {
         if let Self::Background { communicators, .. } = self {
             for communicator in communicators {
@@ -158,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// Uses the core, as the caller only waits from now on.
+    /// Makes the thread's waits spin, because from now on the caller only waits.
     pub(super) fn spin(&self) {
         if let Self::Background {
             communicators,
@@ -175,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// Returns the next result, in the order of the jobs.
+    /// Returns the next job's result, in the order of the jobs.
     pub(super) fn next(&mut self) -> Result<JobResult, CollectiveError> {
         match self {
             Self::Inline(worker) => {
@@ -196,7 +196,7 @@ impl Engine {
         }
     }
 
-    /// Waits for the thread's end, after the sender of jobs was dropped.
+    /// Waits for the thread's end, after the drop of the job sender.
     pub(super) fn join(&mut self) {
         if let Self::Background { thread, .. } = self {
             // The panic hook has printed a panic.

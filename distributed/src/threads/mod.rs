@@ -1,9 +1,10 @@
-//! Ranks as threads of one process, so that everything above a communicator is tested without MPI.
+//! Ranks as threads of one process, so that all code above a communicator can be tested without
+//! MPI.
 //!
-//! In: one buffer a rank. Out: results that each rank computes of all buffers, in rank order.
-//! Invariant: deterministic bits; ranks that disagree all get the same error; a rank that ends
-//! early ends the others' waiting. Speed is no aim: threads share one compute pool, processes do
-//! not.
+//! In: one buffer per rank. Out: results that each rank computes from all buffers, in rank order.
+//! Invariant: the bits are deterministic. Ranks that disagree all get the same error. A rank that
+//! ends early ends the waits of other ranks.
+//! Speed is not a goal: threads share one compute pool, and processes do not.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,17 +17,17 @@ use crate::{CollectiveError, Communicator, ROOT};
 
 mod world;
 
-/// The communicator of one rank in a world of threads.
+/// Communicator of one rank in a world of threads.
 ///
-/// Dropping it leaves the world: ranks that wait for a collective or a message of this rank, or ask
-/// for one later, get [`CollectiveError::Aborted`]. Each rank builds its own model: a clone would
+/// Its drop leaves the world. Ranks that wait for a collective or a message of this rank, now or
+/// later, get [`CollectiveError::Aborted`]. Each rank must create its own model, because clones
 /// share burn's running state.
 #[derive(Debug)]
 pub struct ThreadCommunicator {
     world: Arc<World>,
     topology: Topology,
-    /// Number of finished collectives; locked through a collective, so two threads of a rank take
-    /// turns.
+    /// Number of finished collectives. The lock is held during a collective, so that two threads of
+    /// a rank take turns.
     round: Mutex<u64>,
 }
 
@@ -34,7 +35,7 @@ impl ThreadCommunicator {
     /// Returns the communicators of a world of `world_size` ranks, in rank order.
     ///
     /// # Panics
-    /// If `world_size` is 0.
+    /// Panics if `world_size` is 0.
     pub fn world(world_size: usize) -> Vec<Self> {
         assert!(world_size > 0, "a world has at least one rank");
         let world = World::new(world_size);
@@ -51,7 +52,7 @@ impl ThreadCommunicator {
         }
     }
 
-    /// Makes one collective, and returns the deposits of all ranks in rank order.
+    /// Runs one collective and returns the deposits of all ranks in rank order.
     fn combine(&self, deposit: Deposit) -> Deposits {
         let mut round = lock(&self.round);
         let deposits = self.world.combine(self.topology.rank, *round, deposit);
@@ -59,7 +60,7 @@ impl ThreadCommunicator {
         deposits
     }
 
-    /// Receives the message that `call` waits for, which must fill `bytes`.
+    /// Receives the message for which `call` waits. The message must fill `bytes`.
     fn receive_into(
         &self,
         call: &'static str,
@@ -93,7 +94,7 @@ impl ThreadCommunicator {
         self.world.send(to, message)
     }
 
-    /// Makes a world of the first `count` ranks, which root's deposit brings to all.
+    /// Creates a world of the first `count` ranks. Root's deposit distributes it to all ranks.
     fn relative(&self, count: usize) -> Result<Arc<World>, CollectiveError> {
         let deposits = self.combine(Deposit {
             world: Some(self.world.relative(count)),
@@ -225,11 +226,11 @@ impl Drop for ThreadCommunicator {
 
 /// Runs `rank_main` on `world_size` threads, one per rank, and returns the results in rank order.
 ///
-/// A panic of one rank ends the world for the others. When all have returned, the first panic
-/// continues in the caller.
+/// A panic of one rank ends the world for the other ranks. When all ranks have returned, the first
+/// panic continues in the caller.
 ///
 /// # Panics
-/// When `world_size` is 0, a rank panics, or the system refuses a thread.
+/// Panics if `world_size` is 0, if a rank panics, or if the system cannot create a thread.
 pub fn run_ranks<T: Send>(
     world_size: usize,
     rank_main: impl Fn(ThreadCommunicator) -> T + Sync,
@@ -237,10 +238,10 @@ pub fn run_ranks<T: Send>(
     try_run_ranks(world_size, rank_main).expect("the system refused a thread")
 }
 
-/// As [`run_ranks`], but returns an error if the system refuses a thread.
+/// Runs `rank_main` like [`run_ranks`], but returns an error if the system cannot create a thread.
 ///
 /// # Panics
-/// When `world_size` is 0 or a rank panics.
+/// Panics if `world_size` is 0 or if a rank panics.
 pub fn try_run_ranks<T: Send>(
     world_size: usize,
     rank_main: impl Fn(ThreadCommunicator) -> T + Sync,
@@ -255,13 +256,15 @@ pub fn try_run_ranks<T: Send>(
                 let rank = communicator.topology.rank;
                 let outcome = catch_unwind(AssertUnwindSafe(|| rank_main(communicator)));
                 outcome.map_err(|panic| {
-                    // A communicator kept alive elsewhere would not end the world by its drop.
+                    // A communicator that is still alive elsewhere would not end the world with its
+                    // drop.
                     lock(first_panic).get_or_insert(panic);
                     world.abort(rank, "the rank panicked");
                 })
             })
         };
-        // The communicators of refused ranks are dropped, which ends the collectives of the others.
+        // Ranks without a thread drop their communicators, which ends the collectives of other
+        // ranks.
         let threads: Vec<_> = ThreadCommunicator::world(world_size)
             .into_iter()
             .map(start)
@@ -280,7 +283,7 @@ pub fn try_run_ranks<T: Send>(
         .collect())
 }
 
-/// Locks `mutex`. A rank that panics inside a collective ends the world, so poison means nothing.
+/// Locks `mutex`. Ignores poison, because a rank that panics inside a collective ends the world.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

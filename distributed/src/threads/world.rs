@@ -1,9 +1,9 @@
-//! The state that the threads of a world share: the current collective, pending messages, and ranks
+//! State that the threads of a world share: the current collective, pending messages, and ranks
 //! that have left.
 //!
-//! In: deposits and messages. Out: results, messages, or the reason why the world ended.
-//! Invariant: results and messages from before a rank left are still delivered; an abort ends all
-//! duplicates of a world, too.
+//! In: deposits and messages. Out: results, messages, or the reason for the world's end.
+//! Invariant: results and messages from before a rank left are still delivered. An abort also ends
+//! all duplicates of a world.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use super::lock;
 use crate::{CollectiveError, ROOT};
 
-/// The state that all ranks of a world share.
+/// State that all ranks of a world share.
 #[derive(Debug)]
 pub(super) struct World {
     state: Mutex<State>,
@@ -20,25 +20,25 @@ pub(super) struct World {
     family: Arc<Mutex<Vec<Weak<World>>>>,
 }
 
-/// The collective in progress and the last one finished, and the messages.
+/// The current collective, the last finished collective, and messages.
 ///
-/// The deposits of one finished collective are enough: the next one needs a deposit of every rank,
-/// and a rank deposits only after it took the last ones.
+/// The deposits of one finished collective suffice. The next collective needs a deposit of every
+/// rank, and a rank deposits only after it has received the last deposits.
 #[derive(Debug)]
 struct State {
     deposits: Vec<Option<Deposit>>,
     /// Number of the finished collective, and its deposits in rank order.
     finished: Option<(u64, Deposits)>,
-    /// Messages on their way, by receiver.
+    /// Pending messages, by receiver.
     mailboxes: Vec<VecDeque<Mail>>,
-    /// Ends collectives: the first rank that left or aborted.
+    /// Error that ends collectives: the first rank that left or aborted.
     ended: Option<CollectiveError>,
     aborted: Option<CollectiveError>,
     /// Ranks that have left.
     left: Vec<bool>,
 }
 
-/// The deposits of all ranks in rank order, or why the collective failed.
+/// The deposits of all ranks in rank order, or the error of the collective.
 pub(super) type Deposits = Result<Arc<[Deposit]>, CollectiveError>;
 
 /// The contribution of one rank to a collective.
@@ -73,7 +73,7 @@ impl Deposit {
     }
 }
 
-/// A message on its way.
+/// A pending message.
 #[derive(Debug)]
 pub(super) struct Mail {
     pub(super) from: usize,
@@ -87,8 +87,8 @@ impl World {
         Self::in_family(world_size, Arc::default())
     }
 
-    /// Returns a world of the first ranks, which an abort ends too. Must not be called with a
-    /// locked state: an abort locks the family before the states.
+    /// Returns a world of the first ranks, which an abort also ends. The caller must not hold a
+    /// locked state, because an abort locks the family before the states.
     pub(super) fn relative(&self, world_size: usize) -> Arc<Self> {
         Self::in_family(world_size, Arc::clone(&self.family))
     }
@@ -114,14 +114,14 @@ impl World {
         world
     }
 
-    /// Ends this world and its duplicates, all at once: a rank that learns of it and leaves must
-    /// not be named as the cause elsewhere.
+    /// Ends this world and its duplicates together. Otherwise, a rank that gets the error and
+    /// leaves might be reported as the cause elsewhere.
     pub(super) fn abort(&self, rank: usize, reason: &str) {
         let error = CollectiveError::Aborted {
             rank,
             reason: reason.to_owned(),
         };
-        // The family stays locked, so that no other abort takes the worlds in another order.
+        // The family stays locked, so that another abort cannot lock the worlds in another order.
         let family = lock(&self.family);
         let worlds: Vec<Arc<Self>> = family.iter().filter_map(Weak::upgrade).collect();
         let mut states: Vec<_> = worlds.iter().map(|world| lock(&world.state)).collect();
@@ -132,7 +132,7 @@ impl World {
         worlds.iter().for_each(|world| world.changed.notify_all());
     }
 
-    /// Ends the collectives of this world: `rank` will make none any more.
+    /// Ends the collectives of this world, because `rank` will take part in none any more.
     pub(super) fn leave(&self, rank: usize) {
         let mut state = lock(&self.state);
         state.left[rank] = true;
@@ -140,7 +140,7 @@ impl World {
         self.changed.notify_all();
     }
 
-    /// Waits for the deposit of every rank and returns all of them, in rank order.
+    /// Waits for the deposit of every rank. Returns all deposits in rank order.
     pub(super) fn combine(&self, rank: usize, round: u64, deposit: Deposit) -> Deposits {
         let mut state = lock(&self.state);
         if let Some(ended) = &state.ended {
@@ -155,8 +155,8 @@ impl World {
             self.changed.notify_all();
         }
         loop {
-            // A finished collective comes before the end of the world: a rank may leave right after
-            // its last one.
+            // A finished collective has priority over the world's end, because a rank may leave
+            // right after its last collective.
             if let Some((finished, deposits)) = &state.finished
                 && *finished == round
             {
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// Puts a message into the mailbox of rank `to`.
+    /// Adds a message to the mailbox of rank `to`.
     pub(super) fn send(&self, to: usize, message: Mail) -> Result<(), CollectiveError> {
         let mut state = lock(&self.state);
         match &state.aborted {
@@ -184,8 +184,8 @@ impl World {
         Ok(())
     }
 
-    /// Takes the oldest message for `rank` with this tag, from rank `from` or from any, and waits
-    /// for it if need be.
+    /// Removes the oldest message for `rank` with this tag, from rank `from` or from any rank.
+    /// Waits for the message if necessary.
     pub(super) fn receive(
         &self,
         rank: usize,
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// Takes the oldest message for `rank` with this tag, if there is one.
+    /// Removes the oldest message for `rank` with this tag, if there is one.
     pub(super) fn try_receive(
         &self,
         rank: usize,
@@ -215,7 +215,7 @@ impl World {
 }
 
 impl State {
-    /// Takes a message; one that was sent before the end of the world comes before the end.
+    /// Removes a message. A message from before the world's end has priority over the end.
     fn take(
         &mut self,
         rank: usize,

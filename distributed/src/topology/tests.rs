@@ -1,4 +1,4 @@
-//! Launchers by their variables, and places of ranks.
+//! Tests of launchers' variables and of positions of ranks.
 
 use super::*;
 
@@ -239,7 +239,7 @@ fn mpi_is_initialised_only_where_a_launcher_left_an_address_that_the_library_may
         ),
         (&[("MV2_COMM_WORLD_SIZE", "2"), ("MPIRUN_RANK", "1")], EVERY),
         (&[("PALS_RANKID", "0")], EVERY),
-        // Steps of srun, by its plugins pmix, pmi2 and none.
+        // Steps of srun with its plugins pmix, pmi2 and none.
         (
             &[
                 STEP,
@@ -254,7 +254,7 @@ fn mpi_is_initialised_only_where_a_launcher_left_an_address_that_the_library_may
         ),
         (&[STEP, ("SLURM_PROCID", "0")], NOT_OPEN_MPI),
         (&[ONE, ("SLURM_PROCID", "0")], NO),
-        // One task, whatever the address is.
+        // One task with any address.
         (
             &[("OMPI_COMM_WORLD_SIZE", "1"), ("PMIX_NAMESPACE", "7@0")],
             NO,
@@ -280,7 +280,7 @@ fn mpi_is_initialised_only_where_a_launcher_left_an_address_that_the_library_may
             ],
             EVERY,
         ),
-        // Left over from another job.
+        // These variables remain from another job.
         (&[("PMI_SIZE", "4"), ("PMI_RANK", "0")], NOT_OPEN_MPI),
         (&[("PMI_RANK", "")], NO),
         // A launcher inside another one.

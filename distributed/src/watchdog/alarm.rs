@@ -1,8 +1,9 @@
-//! The ranks that keep the others waiting.
+//! The ranks that make other ranks wait.
 //!
 //! In: the report of every rank, or its absence. Out: the ranks at fault, and a message.
-//! Invariant: a rank is named only by its report. A rank without an answer comes before a busy one,
-//! and a busy one before one that waits elsewhere. A rank that makes progress is never at fault.
+//! Invariant: a rank is at fault only according to its report. Ranks without an answer have
+//! priority over busy ranks. Busy ranks have priority over ranks that wait elsewhere. A rank that
+//! makes progress is never at fault.
 
 use std::fmt::{Display, Formatter};
 use std::time::Duration;
@@ -13,19 +14,19 @@ use crate::error::list;
 /// Number of ranks that a headline describes.
 const MAX_NAMED: usize = 4;
 
-/// A rank has waited for too long. `Display` is the message: a line that begins `error (rank R): `
-/// and a line for every rank.
+/// Alarm of a rank that has waited for too long. `Display` is the message: a line that begins
+/// `error (rank R): ` and a line for every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Alarm {
-    /// The rank that speaks.
+    /// The rank that reports the alarm.
     pub rank: usize,
-    /// For how long it has waited.
+    /// Duration of the wait.
     pub waited: Duration,
-    /// Time limit of the answers.
+    /// Time limit for answers.
     pub asked_for: Duration,
-    /// Report of each rank, in rank order; `None` without an answer. Empty if ranks could not be
-    /// asked.
+    /// Report of each rank, in rank order. `None` stands for no answer. Empty if the other ranks
+    /// could not be asked.
     pub answers: Vec<Option<RankReport>>,
     /// The ranks at fault.
     pub cause: AlarmCause,
@@ -37,19 +38,20 @@ pub struct Alarm {
 pub enum AlarmCause {
     /// These ranks did not answer.
     Silent(Vec<usize>),
-    /// These ranks wait for no rank and make no progress, so the others wait for them.
+    /// These ranks do not wait and make no progress, so other ranks wait for them.
     Busy(Vec<usize>),
-    /// These ranks wait in another call or step than most; all ranks, if there is no majority.
+    /// These ranks wait in another call or step than most ranks. All ranks, if there is no
+    /// majority.
     Apart(Vec<usize>),
     /// All ranks wait at the same place.
     Together,
-    /// Some rank has not started its watchdog, so ranks could not be asked.
+    /// Some rank has not started its watchdog, so the ranks could not be asked.
     NotStarted,
 }
 
 impl AlarmCause {
-    /// Returns the cause in the answers of all ranks; `None` while one of them makes progress:
-    /// while something of it has changed within the last `timeout`.
+    /// Returns the cause according to the answers of all ranks. Returns `None` if any rank has made
+    /// progress within the last `timeout`.
     pub(super) fn on(answers: &[Option<RankReport>], timeout: Duration) -> Option<Self> {
         let silent: Vec<usize> = (0..answers.len())
             .filter(|&rank| answers[rank].is_none())
@@ -80,7 +82,7 @@ impl AlarmCause {
         })
     }
 
-    /// Returns the least time until there can be a cause, for ranks that do not change.
+    /// Returns the minimum time until there can be a cause, if the ranks do not change.
     pub(super) fn is_due_in(answers: &[Option<RankReport>], timeout: Duration) -> Duration {
         let concerned = || {
             answers
@@ -97,13 +99,13 @@ impl AlarmCause {
     }
 }
 
-/// Returns true if a rank waits for requests of others, so that no rank waits for it.
+/// Returns true if a rank waits for requests of other ranks, so that no rank waits for it.
 fn is_at_rest(report: &RankReport) -> bool {
     report.phase == Phase::Serving && report.call.is_none()
 }
 
 impl Alarm {
-    /// Returns the problem in one line.
+    /// Returns a one-line description of the problem.
     pub fn reason(&self) -> String {
         format!("no progress for {}: {}", seconds(self.waited), self.fault())
     }
@@ -184,7 +186,7 @@ fn meeting(report: &RankReport) -> (u64, u64, Option<usize>, Option<&str>) {
     (report.epoch, report.step, report.bucket, report.call_name())
 }
 
-/// Returns a report of the ranks that are more than half of all and wait at the same place.
+/// Returns a report from the majority, if more than half of all ranks wait at the same place.
 fn majority(answers: &[Option<RankReport>]) -> Option<&RankReport> {
     let concerned = || {
         answers
@@ -244,7 +246,7 @@ mod tests {
         );
     }
 
-    /// Returns a rank with a change `seconds` ago.
+    /// Returns a rank whose last change was `seconds` ago.
     fn changed(seconds: u64, phase: Phase, call: Option<&str>) -> Option<RankReport> {
         report(7, call).map(|report| RankReport {
             phase,

@@ -1,13 +1,13 @@
-//! No rank waits forever, and the alarm names the rank that the others wait for.
+//! Watchdog: no rank waits forever, and the alarm names the rank for which others wait.
 //!
 //! In: the calls of a [`WatchedCommunicator`] and the notes of a training loop. Out: an [`Alarm`],
 //! then the end of the job.
 //! Invariant: only a call that waits longer than the timeout raises an alarm, and only because of
-//! ranks without progress for as long. The length of a computation does not matter. One rank prints
-//! the alarm.
+//! ranks that make no progress for the timeout. The length of a computation does not matter. One
+//! rank prints the alarm.
 //!
-//! Every rank has a thread with a duplicate communicator, which answers other ranks even while this
-//! rank computes or waits. See [`Watchdog`].
+//! Every rank has a thread with a duplicate communicator. The thread answers other ranks even while
+//! this rank computes or waits. See [`Watchdog`].
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,53 +26,56 @@ pub use self::alarm::{Alarm, AlarmCause};
 pub use self::status::{Phase, RankReport, RankStatus};
 pub use self::watched::WatchedCommunicator;
 
-/// Callback that prints an alarm; the job ends after it returns.
+/// Callback that prints an alarm. The job ends after the callback returns.
 pub type OnAlarm = Arc<dyn Fn(&Alarm) + Send + Sync>;
 
-/// Time by which each rank delays its alarm after the rank before, if ranks cannot be asked, up to
-/// [`MAX_STAGGERED`] ranks.
+/// Delay of each rank's alarm after the alarm of the rank before, if ranks cannot be asked. The
+/// delay grows up to [`MAX_STAGGERED`] ranks.
 const STAGGER: Duration = Duration::from_secs(1);
 
-/// Ranks from which on the wait for earlier ones grows no further.
+/// Number of ranks after which the delay grows no further.
 const MAX_STAGGERED: u32 = 3;
 
-/// A thread that ends the job when a call of this rank has waited for too long.
+/// Thread that ends the job when a call of this rank has waited for too long.
 ///
-/// It asks all other ranks where they are, and names those at fault: that have not answered, or
-/// made no progress, for the timeout. As long as every rank that others may wait for makes
-/// progress, in phases, steps, calls or [counts](RankStatus::advance), the call may wait. Of
-/// several ranks that wait, the first one speaks. It watches from [`start`](Watchdog::start) to its
-/// drop, which ends the thread within a fraction of a second: ranks should make a last barrier
-/// before, as a rank that ends earlier no longer answers.
+/// The thread asks all other ranks for their position. Ranks at fault have not answered, or have
+/// made no progress, for the timeout. Progress is a change of phase, step, call or
+/// [count](RankStatus::advance). A call may wait while every rank that others may wait for makes
+/// progress. Of several waiting ranks, the first rank reports.
+///
+/// The thread runs from [`start`](Watchdog::start) until its drop, which ends it within a fraction
+/// of a second. Ranks should run a last barrier before the drop, because a rank that ends earlier
+/// no longer answers.
 #[derive(Debug)]
 pub struct Watchdog {
     timeout: Arc<Mutex<Duration>>,
-    /// `None` in a world of one.
+    /// The thread, or `None` in a world of one rank.
     thread: Option<WatchdogThread>,
 }
 
 #[derive(Debug)]
 struct WatchdogThread {
-    /// Nothing is ever sent: its drop ends the thread.
+    /// Sender without messages. Its drop ends the thread.
     stop: Sender<()>,
     thread: JoinHandle<()>,
-    /// Kept so that the last owner of what MPI needs is not the thread.
+    /// Kept so that the thread is not the last owner of MPI's resources.
     _communicator: Arc<dyn Communicator>,
 }
 
 impl Watchdog {
-    /// Starts the thread on a duplicate of `communicator`; in a world of one does nothing.
+    /// Starts the thread on a duplicate of `communicator`. Does nothing in a world of one rank.
     ///
-    /// `communicator` is not a [`WatchedCommunicator`]: the thread's own calls are not progress.
+    /// `communicator` is not a [`WatchedCommunicator`], because the thread's own calls are not
+    /// progress.
     ///
-    /// An alarm is due if a call noted in `rank_status` has waited longer than `timeout` for ranks
-    /// without progress. It is also due if not all ranks have called `start` within the timeout.
-    /// The thread then calls `on_alarm`, and [`abort`](Communicator::abort) with exit code 1.
+    /// The thread raises an alarm if a call in `rank_status` has waited longer than `timeout` for
+    /// ranks without progress. It also raises an alarm if not all ranks have called `start` within
+    /// the timeout. It then calls `on_alarm`, and [`abort`](Communicator::abort) with exit code 1.
     ///
     /// # Errors
-    /// [`CollectiveError::WatchdogNeedsThreads`], on all ranks, if the communicator does not
-    /// [support threads](Communicator::supports_threads); the job can continue without a watchdog.
-    /// Others if the job ends.
+    /// Returns [`CollectiveError::WatchdogNeedsThreads`] on all ranks if the communicator does not
+    /// [support threads](Communicator::supports_threads). The job can continue without a watchdog.
+    /// Returns other errors if the job ends.
     ///
     /// # Collective
     /// Must be called by all ranks, with the same timeout.
@@ -116,7 +119,7 @@ impl Watchdog {
         })
     }
 
-    /// Changes the timeout, for calls in progress, too; all ranks should take the same.
+    /// Changes the timeout, also for calls in progress. All ranks should use the same timeout.
     pub fn set_timeout(&self, timeout: Duration) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
@@ -139,7 +142,7 @@ fn not_started(communicator: &dyn Communicator, error: &std::io::Error) -> Colle
     ))
 }
 
-/// Returns a duplicate; ends the job if not all ranks make it within `timeout`.
+/// Returns a duplicate. Ends the job if not all ranks create it within `timeout`.
 fn duplicate_in_time(
     communicator: &dyn Communicator,
     timeout: Duration,

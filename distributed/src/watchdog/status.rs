@@ -1,8 +1,8 @@
-//! The position of a rank in its run, readable by its other threads at any time.
+//! Position of a rank in its run. Other threads of the rank can read it at any time.
 //!
 //! In: notes of the training loop and of watched calls. Out: a [`RankReport`], as a line of text or
 //! as bytes for another rank.
-//! Invariant: times are durations, as ranks have no common clock; whatever is noted counts as
+//! Invariant: times are durations, because ranks have no common clock. Every note counts as
 //! progress.
 
 use std::fmt::{Display, Formatter};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The current activity of a rank.
+/// Current activity of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Phase {
@@ -18,13 +18,13 @@ pub enum Phase {
     Starting,
     /// Downloading, reading or hashing the data.
     Opening,
-    /// Waiting for, or preparing, a batch.
+    /// Waiting for a batch or preparing it.
     Data,
     /// Forward pass.
     Forward,
     /// Backward pass.
     Backward,
-    /// Waiting for gradients of the other ranks.
+    /// Waiting for gradients of other ranks.
     Waiting,
     /// Update of the parameters.
     Optimizer,
@@ -32,7 +32,7 @@ pub enum Phase {
     Evaluation,
     /// Writing or reading a checkpoint.
     Checkpoint,
-    /// Waiting for requests of other ranks, on a rank that only serves; no rank waits for it.
+    /// Waiting for requests, on a rank that is only a server. No rank waits for it.
     Serving,
     /// After the last step.
     Ending,
@@ -61,13 +61,13 @@ impl Display for Phase {
     }
 }
 
-/// The position of this rank; shared by its threads.
+/// Position of this rank, shared by its threads.
 #[derive(Debug)]
 pub struct RankStatus {
     position: Mutex<Position>,
-    /// Progress that was counted.
+    /// Counted progress.
     count: AtomicU64,
-    /// More progress, counted elsewhere.
+    /// Source of more progress, counted elsewhere.
     source: Option<fn() -> u64>,
 }
 
@@ -78,13 +78,13 @@ struct Position {
     bucket: Option<usize>,
     phase: Phase,
     phase_since: Instant,
-    /// All counted progress at the beginning of the phase.
+    /// All counted progress at the start of the phase.
     count_before: u64,
     /// Calls in progress, oldest first.
     calls: Vec<Call>,
-    /// Number of calls that have begun.
+    /// Number of calls that have started.
     num_calls: u64,
-    /// Time of the last change that was noted or seen, and all counted progress then.
+    /// Time of the last change, noted or observed, and all counted progress at that time.
     changed: (Instant, u64),
 }
 
@@ -123,15 +123,15 @@ impl RankStatus {
         Self::default()
     }
 
-    /// Returns the same, with the progress of work that knows nothing of ranks: `source` gives a
-    /// number that grows with it.
+    /// Adds the progress of work that does not depend on ranks. `source` returns a number that
+    /// grows with the progress.
     #[must_use]
     pub fn counting(mut self, source: fn() -> u64) -> Self {
         self.source = Some(source);
         self
     }
 
-    /// Begins a phase, also if it is the one before.
+    /// Starts a phase, even if it is the current phase.
     pub fn enter(&self, phase: Phase) {
         let mut position = self.change();
         position.phase = phase;
@@ -139,7 +139,7 @@ impl RankStatus {
         position.count_before = self.count();
     }
 
-    /// Begins a step.
+    /// Starts a step.
     pub fn at(&self, epoch: u64, step: u64) {
         let mut position = self.change();
         position.epoch = epoch;
@@ -151,12 +151,12 @@ impl RankStatus {
         self.change().bucket = bucket;
     }
 
-    /// Counts progress inside a phase that may take long: bytes, files, batches.
+    /// Counts progress inside a phase that may take long, such as bytes, files or batches.
     pub fn advance(&self, by: u64) {
         self.count.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Notes that this rank waits in `call` until the result is dropped.
+    /// Notes that this rank waits in `call`, until the drop of the result.
     pub(crate) fn note(&self, call: &'static str) -> Noted<'_> {
         let mut position = self.change();
         let call = Call {
@@ -172,7 +172,7 @@ impl RankStatus {
         }
     }
 
-    /// Returns the call that has been in progress for longest.
+    /// Returns the call that has been in progress for the longest time.
     pub(super) fn oldest_call(&self) -> Option<Call> {
         self.lock().calls.first().copied()
     }
@@ -197,7 +197,7 @@ impl RankStatus {
         }
     }
 
-    /// Returns all progress that was counted.
+    /// Returns all counted progress.
     fn count(&self) -> u64 {
         let elsewhere = self.source.map_or(0, |source| source());
         self.count.load(Ordering::Relaxed).wrapping_add(elsewhere)
@@ -214,7 +214,7 @@ impl RankStatus {
     }
 }
 
-/// A call that is noted until this is dropped.
+/// A noted call. The note ends with the drop.
 pub(crate) struct Noted<'status> {
     status: &'status RankStatus,
     number: u64,
@@ -227,25 +227,25 @@ impl Drop for Noted<'_> {
     }
 }
 
-/// The position of a rank when it was asked.
+/// Position of a rank at the time of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankReport {
-    /// Its epoch.
+    /// Epoch of the rank.
     pub epoch: u64,
-    /// Its step.
+    /// Step of the rank.
     pub step: u64,
-    /// Its phase.
+    /// Phase of the rank.
     pub phase: Phase,
-    /// For how long it has been in this phase.
+    /// Time since the start of the phase.
     pub phase_for: Duration,
     /// Progress counted in this phase, such as bytes of data; 0 if the phase counts nothing.
     pub count: u64,
-    /// For how long it has made no progress: no phase, step, bucket, call or count has changed.
+    /// Time since the last progress: a change of phase, step, bucket, call or count.
     pub still_for: Duration,
-    /// The bucket of gradients it reduces.
+    /// Bucket of gradients under reduction.
     pub bucket: Option<usize>,
-    /// The call in which it waits for other ranks, and for how long; of several, the one that has
-    /// waited for longest.
+    /// Call in which the rank waits for other ranks, and the time since its start. Of several
+    /// calls, the oldest.
     pub call: Option<(String, Duration)>,
 }
 
@@ -255,7 +255,7 @@ impl RankReport {
         self.call.as_ref().map(|(name, _)| name.as_str())
     }
 
-    /// Returns eight numbers, little endian, and the name of the call.
+    /// Returns eight numbers, little-endian, and the name of the call.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let (name, waited) = self.call.clone().unwrap_or_default();
@@ -301,7 +301,7 @@ impl RankReport {
         })
     }
 
-    /// Returns epoch, step and bucket.
+    /// Returns epoch, step and bucket as text.
     pub(super) fn place(&self) -> String {
         // Messages count from 1.
         let epoch = self.epoch.saturating_add(1);
@@ -328,7 +328,7 @@ impl Display for RankReport {
     }
 }
 
-/// `2.5 s` or, from 10 s on, `12 s`.
+/// Formats a duration as `2.5 s` or, from 10 s on, as `12 s`.
 pub(super) fn seconds(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     let digits = usize::from(seconds < 9.95);

@@ -1,10 +1,10 @@
-//! The watchdog's thread.
+//! Thread of the watchdog.
 //!
-//! In: the status of this rank, questions and answers of others. Out: answers, and an alarm if a
-//! call waits too long.
+//! In: the status of this rank, and questions and answers of other ranks. Out: answers, and an
+//! alarm if a call waits too long.
 //! Invariant: an alarm is raised only if the call still waits when all answers have arrived. The
-//! ranks at fault have made no progress, or not answered, for the timeout. The thread waits for no
-//! message and sends none itself: a rank that has stopped may block a sender.
+//! ranks at fault have made no progress, or have not answered, for the timeout. The thread waits
+//! for no message and sends none itself, because a stopped rank may block a sender.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -17,20 +17,20 @@ use super::alarm::{Alarm, AlarmCause};
 use super::status::{RankReport, RankStatus};
 use crate::{CollectiveError, Communicator};
 
-/// Most time between two looks, and so until an answer.
+/// Maximum time between two polls, and thus until an answer.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Earlier ranks that will have waited for the timeout within this time speak first.
+/// Time within which earlier ranks may reach the timeout and then report first.
 const MAX_SOON: Duration = Duration::from_secs(3);
 
-/// A call that has waited for this part of the timeout is a reason to ask the others, and to ask
-/// again.
+/// Divisor of the timeout. A call that has waited for this part of the timeout starts a new
+/// inquiry.
 const PART: u32 = 4;
 
-/// Tag of a question, which is the number of an inquiry.
+/// Tag of a question, which contains the number of an inquiry.
 const QUESTION: u16 = 0;
 
-/// Tag of an answer: the number of the inquiry, and a report.
+/// Tag of an answer, which contains the number of the inquiry and a report.
 const ANSWER: u16 = 1;
 
 /// Time limit for pending messages at the end.
@@ -46,12 +46,12 @@ pub(super) struct Watch {
     inquiry: Option<Inquiry>,
     /// Number of the next inquiry.
     next_number: u64,
-    /// No inquiry begins before.
+    /// Time before which no inquiry starts.
     pause_until: Instant,
     last_look: Instant,
     /// Time since which this process has run without a long stop.
     running_since: Instant,
-    /// Time since which an earlier rank may speak first.
+    /// Time since which an earlier rank may report first.
     held_since: Option<Instant>,
 }
 
@@ -62,7 +62,7 @@ struct Inquiry {
     call: u64,
     started: Instant,
     asked: Instant,
-    /// In rank order.
+    /// Answers in rank order.
     answers: Vec<Option<RankReport>>,
 }
 
@@ -89,7 +89,7 @@ impl Watch {
         }
     }
 
-    /// Watches until `stopped` loses its sender, the job ends, or an alarm has been raised.
+    /// Watches until the sender of `stopped` is dropped, the job ends, or an alarm has been raised.
     pub(super) fn run(mut self, stopped: &Receiver<()>) {
         while stopped.recv_timeout(self.interval()) == Err(RecvTimeoutError::Timeout) {
             match self.look() {
@@ -115,8 +115,7 @@ impl Watch {
 
     fn look(&mut self) -> Result<Option<Alarm>, CollectiveError> {
         let timeout = self.timeout();
-        // After a job was suspended and resumed, all ranks have waited for long and none is at
-        // fault.
+        // After a suspended job resumes, all ranks have waited for long and no rank is at fault.
         if self.last_look.elapsed() > timeout / 2 {
             self.running_since = Instant::now();
             self.inquiry = None;
@@ -154,8 +153,8 @@ impl Watch {
         inquiry.answers[rank] = Some(report);
         self.post.collect(inquiry)?;
         if inquiry.answers.iter().any(Option::is_none) && inquiry.started.elapsed() < timeout {
-            // A rank without an answer may make progress. The reports of the others are out of date
-            // by now.
+            // A rank without an answer may make progress. The reports of other ranks are now out of
+            // date.
             if inquiry.asked.elapsed() > timeout / PART {
                 self.post.ask_others(inquiry.number);
                 inquiry.asked = Instant::now();
@@ -172,7 +171,7 @@ impl Watch {
             self.ask_later(due.clamp(interval, timeout / PART + interval));
             return Ok(None);
         };
-        // An earlier rank that is about to find the same speaks in this one's place.
+        // An earlier rank that is about to find the same cause reports first.
         let soon = (timeout / 2).min(MAX_SOON);
         let is_about_to_speak = |earlier: &RankReport| {
             let call = earlier.call.as_ref();
@@ -181,7 +180,7 @@ impl Watch {
         if answers[..rank].iter().flatten().any(is_about_to_speak) {
             let held = self.held_since.get_or_insert_with(Instant::now).elapsed();
             if held < (3 * soon).max(timeout / 2) {
-                // The answers about silent ranks stay as they are.
+                // The answers about silent ranks do not change.
                 if !matches!(cause, AlarmCause::Silent(_)) {
                     self.ask_later(soon / 2);
                 }
@@ -203,14 +202,14 @@ impl Watch {
     }
 }
 
-/// The messages of the thread, each sent by a thread: messages are rare, and few go to one rank at
-/// a time.
+/// Messages of the thread. A separate thread sends each message, because messages are rare and few
+/// go to one rank at a time.
 struct Post {
     communicator: Arc<dyn Communicator>,
-    /// Messages that are being sent.
+    /// Threads that are sending messages.
     threads: Vec<JoinHandle<()>>,
-    /// Receivers, tags and contents of messages that wait for a thread, oldest first, while the
-    /// operating system rejects threads.
+    /// Receivers, tags and contents of messages that wait for a thread, oldest first. Messages wait
+    /// while the operating system cannot create threads.
     waiting: VecDeque<(usize, u16, Vec<u8>)>,
 }
 
@@ -228,7 +227,7 @@ impl Post {
         while let Some((to, tag, bytes)) = self.waiting.front().cloned() {
             let communicator = Arc::clone(&self.communicator);
             let thread = builder().name("watchdog-post".to_owned());
-            // A message that cannot be sent is an answer that does not come.
+            // A message that cannot be sent is an answer that does not arrive.
             let Ok(thread) = thread.spawn(move || drop(communicator.send(to, tag, &bytes))) else {
                 return;
             };
@@ -237,7 +236,7 @@ impl Post {
         }
     }
 
-    /// Answers the questions that have come.
+    /// Answers the received questions.
     fn answer(&mut self, report: &RankReport) -> Result<(), CollectiveError> {
         while let Some((from, mut message)) = self.communicator.try_receive_any(QUESTION)? {
             message.extend(report.to_bytes());
@@ -256,7 +255,7 @@ impl Post {
         self.send_waiting(Builder::new);
     }
 
-    /// Takes the answers that have come; those to an earlier inquiry are out of date.
+    /// Processes the received answers. Answers to an earlier inquiry are out of date.
     fn collect(&self, inquiry: &mut Inquiry) -> Result<(), CollectiveError> {
         while let Some((from, message)) = self.communicator.try_receive_any(ANSWER)? {
             if let Some(report) = message.strip_prefix(&inquiry.number.to_le_bytes()) {
@@ -291,7 +290,7 @@ mod tests {
             let mut post = Post::new(communicator.clone());
             if rank == 0 {
                 post.waiting.push_back((1, ANSWER, vec![7]));
-                // No thread has such a stack.
+                // No system can create a thread with such a stack.
                 post.send_waiting(|| Builder::new().stack_size(1 << 60));
                 assert_eq!(post.waiting.len(), 1);
                 post.send_waiting(Builder::new);

@@ -1,7 +1,7 @@
 //! A communicator that notes the call in which its rank waits.
 //!
-//! In: calls. Out: the same calls on the inner communicator, each noted while it is under way.
-//! Invariant: results, errors and their order are those of the inner communicator.
+//! In: calls. Out: the same calls on the inner communicator, each noted while it is in progress.
+//! Invariant: results, errors and their order equal those of the inner communicator.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use super::status::RankStatus;
 use crate::communicator::{BetweenNodes, NodeMemory, ReduceBuffer, Topology, WaitPolicy};
 use crate::{CollectiveError, Communicator};
 
-/// A communicator that notes its waiting calls in a [`RankStatus`], as do its duplicates and its
-/// shared memory.
+/// A communicator that notes its waiting calls in a [`RankStatus`]. Its duplicates and its shared
+/// memory do the same.
 ///
-/// Noting a call costs two readings of the clock and an uncontended lock. `try_receive_any`, which
-/// does not wait, is not noted. A thread that may wait without limit, for instance in
-/// `receive_any`, uses a communicator that is not watched.
+/// A note costs two readings of the clock and an uncontended lock. `try_receive_any` does not wait
+/// and is not noted. A thread that may wait without limit, for instance in `receive_any`, needs a
+/// communicator without notes.
 #[derive(Debug)]
 pub struct WatchedCommunicator {
     inner: Arc<dyn Communicator>,
@@ -22,7 +22,7 @@ pub struct WatchedCommunicator {
 }
 
 impl WatchedCommunicator {
-    /// Watches the calls made through this communicator.
+    /// Returns a communicator that notes the calls on `inner`.
     pub fn new(inner: Arc<dyn Communicator>, rank_status: Arc<RankStatus>) -> Self {
         Self { inner, rank_status }
     }
