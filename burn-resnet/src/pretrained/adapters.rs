@@ -1,8 +1,8 @@
 //! Conversion of a module's tensors to PyTorch's names and layouts, and back.
 //!
 //! In: a tensor and the module around it. Out: the same tensor under the other name, in the other
-//! layout; on the way in also in the type of the module's own tensor. Invariant: one conversion
-//! undoes the other. burn-store knows most layers; the others are here. Names omit
+//! layout. A tensor that is read also gets the type of the module's tensor. Invariant: one
+//! conversion undoes the other. burn-store knows most layers; the others are here. Names omit
 //! variants of enums: `network.EffNet.stem` is `stem` if the whole model is in that enum.
 
 use std::collections::HashMap;

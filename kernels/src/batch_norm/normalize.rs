@@ -32,8 +32,8 @@ pub enum Residual<'a, E = f32> {
     None,
     /// Values of the same shape, `[rows, C]`.
     Identity(&'a [E]),
-    /// The block's input `[N, H, W, C_in]`. The kernel subsamples it and pads it with zero channels
-    /// when it reads it.
+    /// The block's input `[N, H, W, C_in]`. The kernel subsamples the input while reading, and pads
+    /// it with zero channels.
     OptionA(ShortcutA, &'a [E]),
 }
 

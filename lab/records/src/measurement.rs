@@ -198,7 +198,7 @@ impl Measurement {
 }
 
 impl Study {
-    /// Returns the attempt that counts of each repetition, in the order of the cells.
+    /// Returns the valid attempt of each repetition, in the order of the cells.
     pub fn counted<'a>(
         &'a self,
         attempts: &'a [AttemptRecord],

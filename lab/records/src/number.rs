@@ -16,7 +16,7 @@ pub fn median(values: &mut [f64]) -> f64 {
     }
 }
 
-/// Several measurements of one quantity in one figure each: median, least and most.
+/// Median, smallest and largest value of several measurements of one quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
     /// Median.

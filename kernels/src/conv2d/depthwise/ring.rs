@@ -2,8 +2,8 @@
 //!
 //! In: an image `[H, W, C]`.
 //! Out: as many rows as the kernel has, `[slot][block of channels][pixel][channel]`, with zeros
-//! around and between the pixels and where a last block has no channel, so that no loop knows of
-//! borders.
+//! around and between the pixels, and in missing channels of a last block. So loops need no special
+//! case for borders.
 //! Invariant: every row is copied once, in order.
 
 use super::{BLOCK, DepthwisePlan};

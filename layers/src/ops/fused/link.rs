@@ -1,9 +1,9 @@
 //! State that a layer shares with the readers of its output, so that no activation is read twice.
 //!
 //! In: the forward pass of the first layer, the backward passes of its readers.
-//! Out: the normalisation of the first layer, for a reader to apply if its input is still raw;
-//! whether a reader has left a gradient on the tape, which the next reader then adds as it writes
-//! its own; the sums of the normalisation's gradient, which the last reader takes on the way.
+//! Out: three facts. (1) The normalisation of the first layer: a reader applies it if its input is
+//! raw. (2) Whether the tape has the gradient of another reader: the next reader adds it to its own
+//! gradient. (3) The sums of the normalisation's gradient, which the last reader computes.
 //! Invariant: sums belong to the gradient that is stored with them, so the first layer takes them
 //! only if it gets that gradient. A reader without links changes only the speed.
 //! Source: Jung et al. 2019, arXiv 1807.01702.
