@@ -1,8 +1,8 @@
-//! Random changes of training images.
+//! Random augmentation of training images.
 //!
 //! In: (seed, epoch, sample index). Out: the source pixel of each output pixel, and changes of
 //! pixel values.
-//! Invariant: the draw depends only on these three, never on shard, thread or batch.
+//! Invariant: a draw depends only on the three inputs, never on shard, thread or batch.
 //! Source: 4 pixels of padding, random crop, horizontal flip: arXiv 1512.03385, section 4.2.
 
 use crate::dataset::{ImageDataset, ImageShape, Normalization};
@@ -15,38 +15,38 @@ use crate::trivial_augment;
 /// Augmentation of training images.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Augment {
-    /// Images as they are.
+    /// No augmentation.
     None,
-    /// Pad with black, crop the original size at a random place, flip left to right with
+    /// Pads with black, crops the original size at a random position, and flips left to right with
     /// probability one half.
     ///
-    /// As torchvision's `RandomCrop(size, padding=pad)` then `RandomHorizontalFlip()` before
-    /// `ToTensor` and `Normalize`: the padding is black pixels, so its value after normalisation is
-    /// (0 - mean) / std, not 0.
+    /// The result equals torchvision's `RandomCrop(size, padding=pad)`, then
+    /// `RandomHorizontalFlip()`, before `ToTensor` and `Normalize`. The padding is black pixels, so
+    /// its value after normalisation is (0 - mean) / std, not 0.
     CropFlip {
-        /// The padding on each side, in pixels; 4 in the paper.
+        /// Padding on each side in pixels. 4 in the paper.
         pad: usize,
     },
-    /// As `CropFlip`, after one random operation of random strength (TrivialAugment, Müller and
-    /// Hutter 2021, 2103.10158).
+    /// One random operation of random strength (TrivialAugment, Müller and Hutter 2021,
+    /// 2103.10158), then `CropFlip`.
     ///
-    /// The operations are those of torchvision's `TrivialAugmentWide`, whose recipes apply them
-    /// after crop and flip.
+    /// The operations are those of torchvision's `TrivialAugmentWide`. torchvision's recipes apply
+    /// them after crop and flip.
     Trivial {
         /// As in `CropFlip`.
         pad: usize,
     },
-    /// A random part brought to the size of the sample, flipped left to right with probability one
+    /// Resizes a random part to the size of the sample and flips left to right with probability one
     /// half.
     ///
-    /// As torchvision's `RandomResizedCrop` then `RandomHorizontalFlip()`.
+    /// The result equals torchvision's `RandomResizedCrop`, then `RandomHorizontalFlip()`.
     ResizedCrop(ResizedCrop),
-    /// As `ResizedCrop`, with two random operations before the flip (RandAugment, Cubuk et al.
-    /// 2019, 1909.13719).
+    /// `ResizedCrop` with two random operations before the flip (RandAugment, Cubuk et al. 2019,
+    /// 1909.13719).
     Rand(ResizedCrop, RandAugment),
 }
 
-/// The place from which an image is read.
+/// Shift and flip between the pixels of a sample and its source image.
 ///
 /// Output pixel (y, x) is source pixel (y + dy, x' + dx), with x' = W - 1 - x if flipped, else x.
 /// Outside the source it is black.
@@ -56,12 +56,12 @@ pub struct ImageShift {
     pub dy: isize,
     /// Horizontal offset in pixels, in -pad..=pad.
     pub dx: isize,
-    /// True if left and right are exchanged.
+    /// True if the image is flipped left to right.
     pub flip: bool,
 }
 
 impl Augment {
-    /// Draws the variation of one sample in one epoch.
+    /// Draws the shift of one sample in one epoch.
     pub fn draw(self, seed: u64, epoch: u64, index: usize) -> ImageShift {
         match self {
             Self::None => ImageShift::default(),
@@ -86,7 +86,7 @@ impl Augment {
         }
     }
 
-    /// Reads the pixels `[H, W, C]` of one sample in one epoch, before they are placed.
+    /// Reads the pixels `[H, W, C]` of one sample in one epoch, before the shift.
     ///
     /// `shape` differs from the data set's only for resized crops. The mean of `normalization` may
     /// fill the edges of an image.

@@ -1,8 +1,8 @@
-//! Maps labels of one list of classes to another list by class names.
+//! Maps labels from one list of classes to another list by class names.
 //!
-//! In: labels, their class names, the names of the other list. Out: labels of the other list, and
-//! notes.
-//! Invariant: a class with images must be in both lists, otherwise an error follows. Nothing
+//! In: labels, their class names, and the names of the other list. Out: labels of the other list,
+//! and notes.
+//! Invariant: a class with images must be in both lists. Otherwise the result is an error. Nothing
 //! depends on a rank or on the order of folders.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -13,21 +13,21 @@ use unicode_normalization::UnicodeNormalization;
 use crate::decode::EXTENSIONS;
 use crate::error::{DatasetError, list};
 
-/// Returns a class name in the Unicode form in which names are compared.
+/// Returns a class name in the Unicode form for comparisons.
 ///
-/// macOS and Linux write the same name in different forms.
+/// macOS and Linux use different forms of the same name.
 #[must_use]
 pub fn normal_form(name: &str) -> String {
     name.nfc().collect()
 }
 
-/// Maps labels of `own` classes to `expected` ones of the same name, and says in notes what is not
-/// as in training.
+/// Maps labels of `own` classes to `expected` classes with the same name. Notes describe
+/// differences from the training.
 ///
-/// Of data that name no classes, `own` is none, and labels are positions in `expected`.
+/// If the data name no classes, `own` is `None`, and labels are positions in `expected`.
 ///
 /// # Errors
-/// If a class with images is none of `expected`.
+/// Returns an error if a class with images is not in `expected`.
 pub(crate) fn map_labels(
     split: &str,
     labels: &mut [u16],
@@ -77,7 +77,7 @@ pub(crate) fn map_labels(
     Ok(notes)
 }
 
-/// Returns a note on classes that no image has, if there are any.
+/// Returns a note on classes without images, if there are any.
 pub(crate) fn empty_classes(labels: &[u16], class_names: &[String]) -> Option<String> {
     let mut has_image = vec![false; class_names.len()];
     labels
@@ -100,7 +100,7 @@ pub(crate) fn empty_classes(labels: &[u16], class_names: &[String]) -> Option<St
     (!empty.is_empty()).then(said)
 }
 
-/// Returns the error of a class without images; `found` is what the class has instead.
+/// Returns the error of a class without images. `found` describes the content of its folder.
 pub(crate) fn empty_class(path: PathBuf, found: &str) -> DatasetError {
     let extensions = EXTENSIONS.join(", ");
     let found = if found.is_empty() {
@@ -115,25 +115,25 @@ pub(crate) fn empty_class(path: PathBuf, found: &str) -> DatasetError {
     DatasetError::invalid(path, problem)
 }
 
-/// Returns the names of classes that have none: 0, 1 and so on, at least two.
+/// Returns names for classes without names: 0, 1 and so on, at least two.
 pub(crate) fn numbers(num_classes: usize) -> Vec<String> {
     (0..num_classes.max(2))
         .map(|class| class.to_string())
         .collect()
 }
 
-/// Returns true if the classes have no names: they are called 0, 1 and so on.
+/// Returns true if the names are numbers 0, 1 and so on, because the classes have no names.
 pub(crate) fn are_numbers(names: &[String]) -> bool {
     names == numbers(names.len())
 }
 
-/// Returns for each of `own` the class of `expected` with the same name.
+/// Returns the class of `expected` with the same name, for each of `own`.
 ///
-/// Of a name that occurs several times, as ImageNet's `crane`, the first is matched with the first.
+/// If a name occurs several times, as `crane` in ImageNet, the first occurrences match, and so on.
 pub(crate) fn by_name(own: &[String], expected: &[String]) -> Vec<Option<u16>> {
     let mut found = vec![None; own.len()];
     let mut is_taken = vec![false; expected.len()];
-    // An exact match wins over a match in the normal form.
+    // An exact match has priority over a match in the normal form.
     for form in [str::to_owned, normal_form] as [fn(&str) -> String; 2] {
         let mut places = HashMap::<String, VecDeque<usize>>::new();
         for (place, name) in expected
@@ -222,7 +222,7 @@ mod tests {
             ),
             (&["cat", "owl"], &[0, 1], &[0, 2], lack("dog")),
             (&["owl", "dog", "cat"], &[0, 1, 1], &[2, 1, 1], lack("cat")),
-            // A class without images may be any.
+            // A class without images may have any name.
             (
                 &["cat", "emu", "dog", "owl"],
                 &[3, 2, 0],
@@ -253,7 +253,7 @@ mod tests {
             labels == [0, 1] && notes.len() == 1 && notes[0].contains("Unicode"),
             "{notes:?}"
         );
-        // The very name is preferred.
+        // The exact name has priority.
         let map = |own: &[&str], expected: &[&str]| by_name(&names(own), &names(expected));
         assert_eq!(
             map(&[decomposed, composed], &[composed, decomposed]),

@@ -1,7 +1,6 @@
 //! Interface of a data set: [`ImageDataset`], [`DatasetSplits`] and [`Normalization`].
 //!
-//! Invariant: all images are u8 `[H, W, C]` of one shape. Samples are addressed by index and never
-//! change.
+//! Invariant: all images are u8 `[H, W, C]` of one shape. Samples have an index and never change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use crate::error::DatasetError;
 use crate::resize::{CropBox, View};
 use crate::split::Split;
 
-/// The shape of every image of a data set: u8 pixels `[H, W, C]`.
+/// Shape of every image of a data set: u8 pixels `[H, W, C]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImageShape {
     /// H, in pixels.
@@ -27,7 +26,7 @@ impl ImageShape {
         self.height * self.width * self.channels
     }
 
-    /// H, W and C.
+    /// Returns H, W and C.
     pub(crate) fn dims(self) -> [usize; 3] {
         [self.height, self.width, self.channels]
     }
@@ -43,7 +42,7 @@ impl fmt::Display for ImageShape {
     }
 }
 
-/// A set of labelled images of one shape, readable from several threads at once.
+/// A set of labelled images of one shape. Several threads may read it concurrently.
 pub trait ImageDataset: Send + Sync {
     /// Returns the name for logs and manifests, with the split: "cifar-10 train".
     fn name(&self) -> &str;
@@ -51,7 +50,8 @@ pub trait ImageDataset: Send + Sync {
     /// Returns the number of samples; never 0.
     fn len(&self) -> usize;
 
-    /// Returns true if there are no samples: never, since opening an empty data set is an error.
+    /// Returns true if there are no samples. The result is always false, because opening an empty
+    /// data set is an error.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -59,42 +59,43 @@ pub trait ImageDataset: Send + Sync {
     /// Returns the shape of every image.
     fn image_shape(&self) -> ImageShape;
 
-    /// Returns the names of the classes in label order; their number is the number of classes.
+    /// Returns the names of the classes in label order.
     fn class_names(&self) -> &[String];
 
     /// Returns the class of a sample, an index into `class_names`.
     ///
     /// # Panics
-    /// If `index` is not below `len`.
+    /// Panics if `index` is not below `len`.
     fn label(&self, index: usize) -> usize;
 
-    /// Writes a sample's pixels.
+    /// Reads a sample's pixels into `pixels`.
     ///
     /// # Shapes
     /// `pixels`: `[H, W, C]` of `image_shape`.
     ///
     /// # Errors
-    /// If the sample is decoded on demand and its file cannot be read or decoded; the error names
-    /// the path.
+    /// Returns an error with the path if the sample is decoded on demand and its file cannot be
+    /// read or decoded.
     ///
     /// # Panics
-    /// If `index` is not below `len` or `pixels` has another length than the image.
+    /// Panics if `index` is not below `len`, or if `pixels` and the image differ in length.
     fn read_image(&self, index: usize, pixels: &mut [u8]) -> Result<(), DatasetError>;
 
-    /// Writes the pixels of a part of a sample's image, brought to `shape`, which has the channels
-    /// of every image.
+    /// Reads a part of a sample's image into `pixels`, resized to `shape`. The number of channels
+    /// is that of every image.
     ///
-    /// `choose` is given the width and height of the image that parts are cut of: as it is stored,
-    /// where images are kept at their own size, else `image_shape`'s.
+    /// The arguments of `choose` are the width and height of the stored image if images keep their
+    /// own size. Otherwise they are those of `image_shape`.
     ///
     /// # Shapes
     /// `pixels`: `[H, W, C]` of `shape`.
     ///
     /// # Errors
-    /// As [`read_image`](Self::read_image).
+    /// Returns an error in the cases of [`read_image`](Self::read_image).
     ///
     /// # Panics
-    /// As [`read_image`](Self::read_image), and if the part does not lie within the image.
+    /// Panics in the cases of [`read_image`](Self::read_image), and if the part is not inside the
+    /// image.
     fn read_crop(
         &self,
         index: usize,
@@ -105,10 +106,10 @@ pub trait ImageDataset: Send + Sync {
         crop_of_whole(self, index, choose, shape, pixels)
     }
 
-    /// Returns the data's identity, a sha256 in hex over shape, labels and pixels, or over labels,
+    /// Returns the data's identity: a sha256 in hex of shape, labels and pixels, or of labels,
     /// names and bytes of image files.
     ///
-    /// It is computed at the first call and may read the whole data set.
+    /// The first call computes the identity and may read the whole data set.
     fn checksum(&self) -> String;
 
     /// Returns true if the next [`checksum`](Self::checksum) would read files.
@@ -116,19 +117,19 @@ pub trait ImageDataset: Send + Sync {
         false
     }
 
-    /// Takes over the checksum that another process on the same files has computed; nothing where
-    /// it is known already.
+    /// Sets the checksum that another process has computed from the same files. Does nothing if the
+    /// checksum is already known.
     fn adopt_checksum(&self, checksum: &str) {
         let _ = checksum;
     }
 
-    /// Warnings and facts for the log, one sentence each; none by default.
+    /// Returns warnings and facts for the log, one sentence each. Empty by default.
     fn notes(&self) -> &[String] {
         &[]
     }
 }
 
-/// As [`ImageDataset::read_crop`], of images that are kept in one shape.
+/// Reads a part like [`ImageDataset::read_crop`], from images of one stored shape.
 pub(crate) fn crop_of_whole<D: ImageDataset + ?Sized>(
     dataset: &D,
     index: usize,
@@ -156,18 +157,18 @@ impl fmt::Debug for dyn ImageDataset {
     }
 }
 
-/// The splits of a data set, which share image shape and classes.
+/// The splits of a data set, which share the image shape and the classes.
 #[derive(Clone, Debug)]
 pub struct DatasetSplits {
-    /// The samples to learn from.
+    /// Samples for training.
     pub train: Arc<dyn ImageDataset>,
-    /// The samples to compare epochs and settings by, if the data set has them.
+    /// Samples for the comparison of epochs and settings, if the data set has them.
     pub val: Option<Arc<dyn ImageDataset>>,
-    /// The samples to measure the result by, if the data set has them.
+    /// Samples for the measurement of the result, if the data set has them.
     pub test: Option<Arc<dyn ImageDataset>>,
     /// Normalisation of pixels to about zero mean and unit variance.
     pub normalization: Normalization,
-    /// Warnings about splits that are there and not opened, such as one without labels; one
+    /// Warnings about existing splits that were not opened, such as a split without labels. One
     /// sentence each.
     pub notes: Vec<String>,
 }
@@ -188,7 +189,7 @@ impl DatasetSplits {
         }
     }
 
-    /// Returns the split by that name.
+    /// Returns the split with this name.
     pub fn get(&self, split: Split) -> Option<&Arc<dyn ImageDataset>> {
         match split {
             Split::Train => Some(&self.train),
@@ -197,24 +198,24 @@ impl DatasetSplits {
         }
     }
 
-    /// Returns the split that epochs are compared by: the validation split, else the test split;
-    /// `None` if there is neither.
+    /// Returns the split for the comparison of epochs: the validation split, or the test split
+    /// without one. `None` if there is neither.
     pub fn evaluated(&self) -> Option<&Arc<dyn ImageDataset>> {
         self.val.as_ref().or(self.test.as_ref())
     }
 }
 
-/// Mean and standard deviation of each channel, of pixels scaled to 0..1.
+/// Mean and standard deviation of each channel, for pixels scaled to 0..1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Normalization {
-    /// One mean a channel.
+    /// Mean of each channel.
     pub mean: Vec<f32>,
-    /// One standard deviation a channel, above 0.
+    /// Standard deviation of each channel, above 0.
     pub std: Vec<f32>,
 }
 
 impl Normalization {
-    /// Returns the statistics of ImageNet's RGB pixels, which published weights expect.
+    /// Returns the statistics of ImageNet's RGB pixels, which published weights assume.
     pub fn imagenet() -> Self {
         Self {
             mean: vec![0.485, 0.456, 0.406],
@@ -222,7 +223,7 @@ impl Normalization {
         }
     }
 
-    /// Mean and standard deviation of uniformly random pixels: 1/2 and 1/sqrt(12).
+    /// Returns mean and standard deviation of uniformly random pixels: 1/2 and 1/sqrt(12).
     pub fn uniform(channels: usize) -> Self {
         Self {
             mean: vec![0.5; channels],

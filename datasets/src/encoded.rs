@@ -1,8 +1,8 @@
-//! One split of encoded images, decoded at the start or when they are read.
+//! One split of encoded images, which are decoded at the start or on demand.
 //!
-//! In: a [`Source`] of encoded images, their labels. Out: an [`ImageDataset`].
+//! In: a [`Source`] of encoded images, and their labels. Out: an [`ImageDataset`].
 //! Invariant: order, notes and checksum do not depend on the number of threads. The checksum does
-//! not depend on the images kept in memory.
+//! not depend on which images are in memory.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -27,31 +27,32 @@ use crate::threads::in_parts;
     serde(rename_all = "kebab-case")
 )]
 pub enum OnBadImage {
-    /// Opening (or, if decoded on demand, reading) fails and names the file.
+    /// Opening fails and names the file. With decoding on demand, reading fails.
     #[default]
     Fail,
-    /// The file is left out; the notes give the count and the paths.
+    /// The file is skipped. The notes have the number and the paths of skipped files.
     Skip,
 }
 
 /// Settings for reading encoded images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadConfig {
-    /// The size of all samples.
+    /// Size of all samples.
     pub sizing: Sizing,
     /// Handling of images that cannot be decoded, and of samples without a label.
     pub on_bad_image: OnBadImage,
     /// Number of threads that read headers and decode when a data set is opened.
     pub num_threads: usize,
-    /// Limit of the memory for decoded images of a folder, all splits together. A larger folder is
-    /// decoded on demand, as are images that [keep their own size](Sizing::shorter_side).
+    /// Maximum memory for decoded images of a folder, over all splits. A larger folder is decoded
+    /// on demand, as are images that [keep their own size](Sizing::shorter_side).
     pub memory_limit_bytes: u64,
     /// Folder for the index of tar shards if the folder of the shards is read-only.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl ReadConfig {
-    /// Fails on bad images, decodes on all CPUs, keeps up to 4 GiB of decoded images, has no cache.
+    /// Returns settings that fail on bad images, decode on all CPUs, keep up to 4 GiB of decoded
+    /// images, and have no cache.
     pub fn new(sizing: Sizing) -> Self {
         Self {
             sizing,
@@ -88,14 +89,14 @@ pub(crate) trait Source: Send + Sync {
     /// Returns the path of the split in errors.
     fn dir(&self) -> PathBuf;
 
-    /// Returns a digest of all images, if it is known without reading them; the checksum differs
-    /// then.
+    /// Returns a digest of all images if it is known without reading them. The checksum then
+    /// differs.
     fn known_digest(&self) -> Option<String> {
         None
     }
 }
 
-/// A split whose images are found and not read yet.
+/// A split whose images are found but not yet read.
 #[derive(Debug)]
 pub(crate) struct FoundSplit<S> {
     /// Name of the data set and the split.
@@ -109,13 +110,14 @@ pub(crate) struct FoundSplit<S> {
 }
 
 impl<S: Source + 'static> FoundSplit<S> {
-    /// Returns the number of classes, as far as the labels show.
+    /// Returns the number of classes according to the labels.
     pub(crate) fn num_labels(&self) -> usize {
         let largest = self.labels.iter().max();
         largest.map_or(0, |label| usize::from(*label) + 1)
     }
 
-    /// Rejects or notes samples that cannot be used, of which `num_unlabelled` lack only a label.
+    /// Rejects unusable samples or adds notes on them. Of these, `num_unlabelled` lack only a
+    /// label.
     pub(crate) fn note_problems(
         &mut self,
         problems: &[String],
@@ -157,7 +159,7 @@ impl<S: Source + 'static> FoundSplit<S> {
         Ok(())
     }
 
-    /// Opens the split; with `keep` or [`OnBadImage::Skip`] every image is decoded once.
+    /// Opens the split. With `keep` or [`OnBadImage::Skip`] every image is decoded once.
     pub(crate) fn open(
         self,
         split: Option<Split>,
@@ -177,7 +179,7 @@ impl<S: Source + 'static> FoundSplit<S> {
                 width: size,
                 channels: 3,
             },
-            // A random part of a training image may be any part of it.
+            // A random crop of a training image may be any part of it.
             decodes_whole: split == Some(Split::Train) && config.on_bad_image == OnBadImage::Skip,
             config: config.clone(),
             pixels: None,
@@ -190,11 +192,11 @@ impl<S: Source + 'static> FoundSplit<S> {
     }
 }
 
-/// Splits that were found.
+/// The splits that exist.
 pub(crate) type FoundSplits<S> = Vec<(Split, FoundSplit<S>)>;
 
-/// Adds a split that was searched for; without labels only the training split is an error, others
-/// are noted.
+/// Adds a split to the found splits. A training split without labels is an error. For other splits
+/// without labels a note is added.
 pub(crate) fn add_labelled<S>(
     splits: &mut FoundSplits<S>,
     split: Split,
@@ -210,7 +212,7 @@ pub(crate) fn add_labelled<S>(
     Ok(())
 }
 
-/// Opens the splits of a data set, of which the first is the training split.
+/// Opens the splits of a data set. The first one is the training split.
 pub(crate) fn open_splits<S: Source + 'static>(
     splits: FoundSplits<S>,
     notes: Vec<String>,
@@ -239,11 +241,11 @@ struct EncodedDataset<S> {
     labels: Vec<u16>,
     class_names: Vec<String>,
     notes: Vec<String>,
-    /// The images of the source that are samples.
+    /// Indices of the source's images that are samples.
     images: Vec<u32>,
     shape: ImageShape,
     config: ReadConfig,
-    /// True if bad images are found by decoding all their pixels.
+    /// True if all pixels are decoded in the search for bad images.
     decodes_whole: bool,
     /// All samples `[N, H, W, C]`, unless they are decoded on demand.
     pixels: Option<Vec<u8>>,
@@ -251,7 +253,7 @@ struct EncodedDataset<S> {
 }
 
 impl<S: Source> EncodedDataset<S> {
-    /// Decodes every image, keeps the pixels if asked to, and drops or rejects the bad ones.
+    /// Decodes every image and keeps the pixels if `keep` is true. Skips or rejects bad images.
     fn decode_all(&mut self, keep: bool) -> Result<(), DatasetError> {
         let len = self.shape.num_values();
         let mut pixels = vec![0; if keep { self.images.len() * len } else { 0 }];
@@ -287,7 +289,8 @@ impl<S: Source> EncodedDataset<S> {
         Ok(())
     }
 
-    /// Notes the bad images, given as label and error, or fails if they leave a class empty.
+    /// Adds notes on bad images, each with a label and an error. Fails if a class has no other
+    /// images.
     fn note_skipped(&mut self, bad: &[(u16, String)]) -> Result<(), DatasetError> {
         if bad.is_empty() {
             return Ok(());
@@ -312,8 +315,8 @@ impl<S: Source> EncodedDataset<S> {
         Ok(())
     }
 
-    /// Returns one digest over shape, labels, keys and contents, in the order of samples; `digests`
-    /// may be empty where one of all is known.
+    /// Returns one digest of shape, labels, keys and contents, in the order of samples. `digests`
+    /// may be empty if a digest of all images is known.
     fn combine(&self, digests: &[ImageDigest]) -> String {
         let mut total = Sha256::new();
         digest_shape(&mut total, self.shape, self.images.len());
@@ -333,9 +336,9 @@ impl<S: Source> EncodedDataset<S> {
         to_hex(&total.finalize())
     }
 
-    /// Decodes all images on several threads; `pixels` is either empty or has room for each.
+    /// Decodes all images on several threads. `pixels` is empty or has room for all images.
     ///
-    /// Results come in order. With `Fail` a thread stops at its first bad image, so the results may
+    /// Results are in order. With `Fail` a thread stops at its first bad image, so the results may
     /// end there.
     fn decode_images(&self, pixels: &mut [u8]) -> Vec<Result<ImageDigest, DatasetError>> {
         let len = self.shape.num_values();
@@ -394,8 +397,8 @@ impl<S: Source> EncodedDataset<S> {
         decoded.map_err(|error| explained(error, bytes))
     }
 
-    /// As [`decode`](Self::decode), and rejects what is damaged anywhere; of images that keep their
-    /// own size the pixels are other ones.
+    /// Decodes like [`decode`](Self::decode), and rejects an image with damage in any part. If
+    /// images keep their own size, the resulting pixels differ from those of a read.
     fn decode_whole(
         &self,
         bytes: &[u8],
@@ -421,8 +424,8 @@ impl<S: Source> EncodedDataset<S> {
         .map_err(|error| explained(error, bytes))
     }
 
-    /// Returns the digests of all samples, on all CPUs. An image that cannot be read counts as
-    /// empty: reading it returns the error.
+    /// Computes the digests of all samples on all CPUs. An unreadable image counts as empty,
+    /// because reading it returns the error.
     fn digest_images(&self) -> Vec<ImageDigest> {
         let num_threads = thread::available_parallelism().map_or(1, usize::from);
         let per_thread = self.images.len().div_ceil(num_threads).max(1);
@@ -434,8 +437,7 @@ impl<S: Source> EncodedDataset<S> {
     }
 }
 
-/// The longest text that stands in place of a file, in bytes: a path, or the pointer of a store of
-/// large files.
+/// Maximum bytes of a text in place of a file, such as a path or the pointer of a large-file store.
 const MAX_POINTER_BYTES: usize = 1024;
 
 /// Explains the error of a file that is not an image.
@@ -506,9 +508,10 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
             .map_err(|error| explained(error, &bytes))
     }
 
-    /// Over keys and bytes of the images, whether or not their pixels are in memory.
+    /// Returns a digest of keys and bytes of the images, independent of which pixels are in memory.
     ///
-    /// Reads all of them, on all processors, if they were not decoded at opening and no digest of
+    /// Reads all images, on all CPUs, unless they were decoded at opening or a digest of all is
+    /// known.
     /// all is known.
     fn checksum(&self) -> String {
         let compute = || match self.source.known_digest() {

@@ -1,4 +1,4 @@
-//! Errors between a data set's bytes and a batch.
+//! Errors of reading, decoding and loading data.
 //!
 //! Out: [`DatasetError`], whose text contains the place, the expected and found values, and a
 //! remedy.
@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// Everything this crate reports; each variant holds the values that its text shows.
+/// All errors of this crate. Each variant holds the values in its text.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(
@@ -14,31 +14,32 @@ use std::path::{Path, PathBuf};
     reason = "the message of each variant says what its fields are"
 )]
 pub enum DatasetError {
-    /// The operating system refused a file or folder.
+    /// The operating system rejected an operation on a file or folder.
     #[error("cannot {action} {}: {reason}", path.display())]
     Io {
-        /// The failed action as a verb: "read", "create", "rename".
+        /// Failed action as a verb: "read", "create", "rename".
         action: &'static str,
         path: PathBuf,
-        /// The operating system's answer; not a `source`, which a chain of causes would say again.
+        /// Error of the operating system. It is not a `source`, because a chain of causes would
+        /// repeat it.
         reason: std::io::Error,
     },
 
-    /// A file is larger than any of its kind.
+    /// A file is larger than any valid file of its kind.
     #[error("{}: expected at most {max_bytes} bytes, got {got_bytes} or more. Check that it is the right file.", path.display())]
     FileTooLarge {
         path: PathBuf,
         max_bytes: u64,
-        /// The bytes found, or as many as were read.
+        /// Number of bytes found or read.
         got_bytes: u64,
     },
 
-    /// A file or folder of a data set is not where it should be.
+    /// A file or folder of a data set is missing.
     #[error("{what} not found in {}: expected {expected}. {remedy}.", path.display())]
     Missing {
         what: String,
         path: PathBuf,
-        /// The names that would have been accepted.
+        /// Accepted names.
         expected: String,
         remedy: &'static str,
     },
@@ -47,27 +48,27 @@ pub enum DatasetError {
     #[error("cannot decode the image {}: {reason}", path.display())]
     BadImage { path: PathBuf, reason: String },
 
-    /// A split has images of classes that are not those of the training.
+    /// A split has images of classes that the training split does not have.
     #[error(
         "{split}: expected the classes of the training ({expected}), got images of others: {unknown}. Rename or remove these."
     )]
     UnknownClasses {
         split: String,
-        /// The first of them.
+        /// First unknown classes.
         unknown: String,
-        /// The first of them.
+        /// First expected classes.
         expected: String,
     },
 
-    /// No image of a split has a label, so nothing can be measured on it.
+    /// No image of a split has a label, so the split cannot be evaluated.
     #[error("{}: {problem}", path.display())]
     Unlabelled { path: PathBuf, problem: String },
 
-    /// A file or folder does not hold what its data set needs.
+    /// The content of a file or folder is invalid.
     #[error("{}: {problem}", path.display())]
     Invalid { path: PathBuf, problem: String },
 
-    /// A setting cannot be used.
+    /// A setting is invalid.
     #[error("{field}: expected {expected}, got {got}")]
     Config {
         field: &'static str,
@@ -78,7 +79,7 @@ pub enum DatasetError {
     /// A loader thread panicked.
     #[error("a loader thread panicked at step_in_epoch {step_in_epoch}: {reason}")]
     LoaderPanicked {
-        /// The step that was waited for.
+        /// Step that the caller waited for.
         step_in_epoch: usize,
         reason: String,
     },
@@ -106,7 +107,7 @@ impl DatasetError {
         }
     }
 
-    /// Returns the error of a file or folder that does not hold what its data set needs.
+    /// Returns the error of a file or folder with invalid content.
     pub(crate) fn invalid(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
         Self::Invalid {
             path: path.as_ref().to_path_buf(),
@@ -124,7 +125,7 @@ impl DatasetError {
         }
     }
 
-    /// Returns the error of files with samples that cannot be used; `or_skip` if others can.
+    /// Returns the error of files with unusable samples. `or_skip` adds the option to skip them.
     pub(crate) fn bad_files(path: impl AsRef<Path>, problems: &str, or_skip: bool) -> Self {
         let or_skip = if or_skip { ", or skip bad samples" } else { "" };
         Self::invalid(
@@ -138,7 +139,7 @@ impl DatasetError {
         Self::invalid(path, format!("expected {expected} class names, got {got}"))
     }
 
-    /// Names the command's option in place of the setting that cannot be used.
+    /// Replaces the name of the invalid setting by the command's option.
     #[must_use]
     pub fn for_option(mut self, option: &'static str) -> Self {
         if let Self::Config { field, .. } = &mut self {
@@ -147,7 +148,7 @@ impl DatasetError {
         self
     }
 
-    /// Returns the error of a setting that cannot be used.
+    /// Returns the error of an invalid setting.
     pub(crate) fn config(
         field: &'static str,
         expected: impl Into<String>,
@@ -161,7 +162,7 @@ impl DatasetError {
     }
 }
 
-/// Returns the first ten items and how many more there are.
+/// Returns the first ten items and the number of further items.
 pub(crate) fn list(items: impl ExactSizeIterator<Item: ToString>) -> String {
     const MAX_SHOWN: usize = 10;
     let num_more = items.len().saturating_sub(MAX_SHOWN);

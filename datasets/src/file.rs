@@ -1,7 +1,8 @@
 //! Reads or hashes a whole regular file of limited size.
 //!
-//! In: a path and the largest plausible size. Out: the bytes, or their sha256.
-//! Invariant: never waits for the writer of a named pipe, and never reads a device without end.
+//! In: a path and the maximum plausible size. Out: the bytes, or their sha256.
+//! Invariant: the functions never wait for the writer of a named pipe, and never read a device
+//! endlessly.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, Read};
@@ -13,9 +14,9 @@ use crate::error::DatasetError;
 use crate::memory::to_hex;
 use crate::progress::Counted;
 
-/// Returns the bytes of the file at `path`, of which there may be up to `max_bytes`.
+/// Returns the bytes of the file at `path`, up to `max_bytes`.
 pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, DatasetError> {
-    // Asked before the file is opened, since opening a named pipe already waits.
+    // The check precedes the open, because opening a named pipe already blocks.
     let metadata = fs::metadata(path).map_err(DatasetError::io("read", path))?;
     if !metadata.is_file() {
         return Err(not_a_file(path, kind(metadata.file_type())));
@@ -30,7 +31,7 @@ pub(crate) fn read_whole(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Dataset
     }
     let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
     let file = File::open(path).map_err(DatasetError::io("read", path))?;
-    // It may grow while it is read, and some files of the system have no length.
+    // The file may grow during the read, and some system files have no length.
     Counted(file.take(max_bytes + 1))
         .read_to_end(&mut bytes)
         .map_err(DatasetError::io("read", path))?;
@@ -51,7 +52,7 @@ pub(crate) fn read_text(path: &Path, max_bytes: u64) -> Result<String, DatasetEr
     Ok(text.trim_start_matches('\u{feff}').to_owned())
 }
 
-/// Returns the error of a path that is not a regular file: reading it could block or never end.
+/// Returns the error of a path that is not a regular file. Reading it could block or never end.
 pub(crate) fn not_a_file(path: &Path, got: &str) -> DatasetError {
     DatasetError::invalid(
         path,

@@ -1,9 +1,9 @@
-//! Batches: in host memory, uploaded to a device, and as input of a model. Only this folder of the
-//! crate uses burn.
+//! Batches in host memory, on a device, and as input of a model. Only this folder of the crate uses
+//! burn.
 //!
 //! In: pixels and labels in host memory. Out: tensors.
 //! Shapes: images `[N, H, W, C]` (channels last), labels `[N]`.
-//! Invariant: images that a device makes from raw pixels have the bits of images made on the host.
+//! Invariant: images that the device makes from raw pixels have the bits of images from the host.
 
 mod raw;
 
@@ -22,7 +22,7 @@ pub struct HostBatch {
     pub pixels: Pixels,
     /// The classes `[N]`.
     pub labels: Vec<u32>,
-    /// The classes of the samples that these were mixed with, if they were.
+    /// Second classes of the samples, if images were mixed.
     pub mixed: Option<MixedLabels>,
     /// The samples' indices in the data set `[N]`.
     pub indices: Vec<usize>,
@@ -35,7 +35,7 @@ pub struct HostBatch {
 pub struct MixedLabels {
     /// `[N]`.
     pub labels: Vec<u32>,
-    /// Its share of the sample `[N]`, 0 to 1; the rest is that of the first class.
+    /// Share of the second class in each sample `[N]`, 0 to 1. The first class has the rest.
     pub shares: Vec<f32>,
 }
 
@@ -44,25 +44,25 @@ pub struct MixedLabels {
 pub enum Pixels {
     /// Cropped, flipped and normalised, `[N, H, W, C]`.
     Normalised(Vec<f32>),
-    /// As they were read, a quarter of the bytes; the rest is the device's work.
+    /// Raw pixels, a quarter of the bytes. The device does the rest of the work.
     Raw(RawPixels),
 }
 
-/// An uploaded micro-batch, perhaps of another thread; the remaining work is done where it is used.
+/// A micro-batch on a device, perhaps from another thread. Remaining work is done at its use.
 #[derive(Clone, Debug)]
 pub struct DeviceBatch {
     /// The classes `[N]`, in host memory.
     pub labels: Vec<u32>,
     /// The shape of each image.
     pub shape: ImageShape,
-    /// Absent without samples: not every backend has tensors without elements.
+    /// `None` without samples, because some backends have no tensors without elements.
     tensors: Option<Uploaded>,
 }
 
 /// Images and labels of a [`DeviceBatch`].
 ///
-/// Everything is flat, since a transfer to a GPU would pad each short row of a matrix to 16 bytes
-/// or more. Nothing is computed yet, so that the uploading thread leaves no work in a separate
+/// All tensors are flat, because a transfer to a GPU would pad each short row of a matrix to 16
+/// bytes or more. The uploading thread computes nothing, so that it leaves no work in a separate
 /// queue.
 #[derive(Clone, Debug)]
 struct Uploaded {
@@ -80,12 +80,12 @@ enum UploadedImages {
     Raw(UploadedPixels),
 }
 
-/// A micro-batch as a model takes it.
+/// A micro-batch as the input of a model.
 #[derive(Clone, Debug)]
 pub struct ImageBatch {
     /// Normalised pixels `[N, H, W, C]`.
     pub images: Tensor<4>,
-    /// The expected answers of a model.
+    /// Expected outputs of a model.
     pub targets: Targets,
 }
 
@@ -94,7 +94,7 @@ pub struct ImageBatch {
 pub struct Targets {
     /// `[N]`.
     pub labels: Tensor<1, Int>,
-    /// A second class of each sample, where images were mixed.
+    /// Second class of each sample, if images were mixed.
     pub mixed: Option<MixedTargets>,
 }
 
@@ -108,7 +108,7 @@ pub struct MixedTargets {
 }
 
 impl Targets {
-    /// Returns one class a sample, `[N]`.
+    /// Returns targets with one class per sample, `[N]`.
     pub fn of(labels: Tensor<1, Int>) -> Self {
         Self {
             labels,
@@ -118,13 +118,13 @@ impl Targets {
 }
 
 impl HostBatch {
-    /// N; may be 0 in the last step of an epoch.
+    /// Returns N, which may be 0 in the last step of an epoch.
     pub fn num_samples(&self) -> usize {
         self.labels.len()
     }
 
-    /// Returns the pixels, cropped, flipped and normalised, `[N, H, W, C]`; computed here if they
-    /// are raw.
+    /// Returns the pixels, cropped, flipped and normalised, `[N, H, W, C]`. Raw pixels are
+    /// processed in this call.
     pub fn normalised_pixels(&self) -> Cow<'_, [f32]> {
         match &self.pixels {
             Pixels::Normalised(pixels) => Cow::Borrowed(pixels),
@@ -132,10 +132,10 @@ impl HostBatch {
         }
     }
 
-    /// Copies the batch to a device, as it is.
+    /// Copies the batch to a device without processing.
     ///
     /// # Panics
-    /// If there are 2^30 pixels or more, and raw ones are to be moved.
+    /// Panics if there are 2^30 or more raw pixels to shift.
     pub fn upload(self, device: &Device) -> DeviceBatch {
         let Self {
             pixels,
@@ -177,26 +177,26 @@ impl HostBatch {
         }
     }
 
-    /// Moves the batch to a device and makes its images there.
+    /// Moves the batch to a device and processes its images there.
     ///
     /// # Panics
-    /// As [`upload`](Self::upload) and [`DeviceBatch::into_images`].
+    /// Panics in the cases of [`upload`](Self::upload) and [`DeviceBatch::into_images`].
     pub fn to_device(self, device: &Device) -> ImageBatch {
         self.upload(device).into_images()
     }
 }
 
 impl DeviceBatch {
-    /// N; may be 0 in the last step of an epoch.
+    /// Returns N, which may be 0 in the last step of an epoch.
     pub fn num_samples(&self) -> usize {
         self.labels.len()
     }
 
-    /// Returns the batch as a model takes it: raw pixels are cropped, flipped and normalised now,
-    /// on the device.
+    /// Returns the batch as the input of a model. The device now crops, flips and normalises raw
+    /// pixels.
     ///
     /// # Panics
-    /// If the batch is empty: there is nothing to compute.
+    /// Panics if the batch is empty.
     pub fn into_images(self) -> ImageBatch {
         let num_samples = self.num_samples();
         let Uploaded { images, targets } = self

@@ -1,10 +1,10 @@
-//! Images from raw pixels on a device: cropped, flipped and normalised by burn's operations.
+//! Images from raw pixels on a device. burn's operations crop, flip and normalise them.
 //!
 //! In: u8 `[N, H, W, C]`, an [`ImageShift`] for each image, the [`NormalizationTable`]. Out: f32
 //! `[N, H, W, C]`.
-//! Invariant: each value is an entry of the host's table, so the bits do not depend on how a device
-//! divides and rounds. The upload has a quarter of the bytes of the host route, plus 4 (H + W)
-//! bytes per moved image.
+//! Invariant: each value is an entry of the host's table, so the bits do not depend on the device's
+//! division and rounding. The upload has a quarter of the bytes of host-made images, plus 4 (H + W)
+//! bytes per shifted image.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::augment::ImageShift;
 use crate::dataset::ImageShape;
 use crate::normalize::{NUM_PIXEL_VALUES, NormalizationTable};
 
-/// The pixels of a micro-batch as they were read, and what is to be made of them.
+/// Raw pixels of a micro-batch, with shifts and normalisation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawPixels {
     /// `[N, H, W, C]`.
@@ -25,36 +25,36 @@ pub struct RawPixels {
     pub table: Arc<NormalizationTable>,
 }
 
-/// [`RawPixels`] on a device, all of it flat.
+/// [`RawPixels`] on a device, in flat tensors.
 #[derive(Clone, Debug)]
 pub(super) struct UploadedPixels {
-    /// u8; a black pixel follows the images if they are moved.
+    /// u8 pixels. A black pixel follows the images if images are shifted.
     bytes: Tensor<1, Int>,
-    /// Absent if all images stay as they are.
+    /// Sources of shifted images, or `None` if no image is shifted.
     sources: Option<Sources>,
     /// `[C * 256]`
     table: Tensor<1>,
 }
 
-/// The source pixel of each output pixel: row plus column, or black if that is behind the last
-/// pixel.
+/// Source pixel of each output pixel: row plus column. A larger sum than the last pixel's index
+/// stands for black.
 #[derive(Clone, Debug)]
 struct Sources {
-    /// The first pixel of each output row's source row `[N * H]`.
+    /// First pixel of each output row's source row `[N * H]`.
     rows: Tensor<1, Int>,
-    /// The source column of each output column `[N * W]`.
+    /// Source column of each output column `[N * W]`.
     columns: Tensor<1, Int>,
 }
 
 impl RawPixels {
-    /// Room for the images of `shifts`, all black.
+    /// Returns black images with these shifts.
     pub fn black(
         shifts: Vec<ImageShift>,
         shape: ImageShape,
         table: Arc<NormalizationTable>,
     ) -> Self {
         let len = shifts.len() * shape.num_values();
-        // With room for the one pixel that the upload may add.
+        // The capacity includes the black pixel that the upload may add.
         let mut bytes = Vec::with_capacity(len + shape.channels);
         bytes.resize(len, 0);
         Self {
@@ -64,7 +64,7 @@ impl RawPixels {
         }
     }
 
-    /// Returns the images `[N, H, W, C]` of `shape`, made here.
+    /// Returns the images `[N, H, W, C]` of `shape`, computed on the host.
     pub fn normalised(&self, shape: ImageShape) -> Vec<f32> {
         let len = shape.num_values();
         let mut output = vec![0.0; self.bytes.len()];
@@ -139,7 +139,7 @@ impl Sources {
         device: &Device,
     ) -> Self {
         let black = shifts.len() * height * width;
-        // A row and a column that are both outside still add up to a number.
+        // The sum of an outside row and an outside column must still fit the integer type.
         assert!(
             black < 1 << 30,
             "batch: expected less than {} pixels, got {black}. Use smaller batches.",

@@ -1,8 +1,8 @@
 //! CIFAR-10 and CIFAR-100 from the original binary release.
 //!
 //! In: the folder with the release's files. Out: [`DatasetSplits`] in memory, 32x32 RGB.
-//! Invariant: a file is a whole number of records (label bytes, then 3,072 pixel bytes in planes R,
-//! G, B, row-major), or it is refused.
+//! Invariant: a valid file is a whole number of records (label bytes, then 3,072 pixel bytes in
+//! planes R, G, B, row-major). Other files are rejected.
 //! Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009);
 //! <https://www.cs.toronto.edu/~kriz/cifar.html>.
 
@@ -26,10 +26,10 @@ const SHAPE: ImageShape = ImageShape {
 };
 const PLANE: usize = 32 * 32;
 
-/// The most bytes of a file of records: the largest official one has 154 MB.
+/// Maximum size of a file of records. The largest official file has 154 MB.
 const MAX_RECORD_FILE_BYTES: u64 = 4 << 30;
 
-/// The most bytes of a file of class names: the larger official one has 1 kB.
+/// Maximum size of a file of class names. The larger official file has 1 kB.
 const MAX_NAMES_FILE_BYTES: u64 = 1 << 20;
 
 /// One of the two data sets.
@@ -96,7 +96,7 @@ impl Cifar {
         }
     }
 
-    /// Mean and standard deviation of the training pixels, as commonly published.
+    /// Returns the commonly published mean and standard deviation of the training pixels.
     pub fn normalization(self) -> Normalization {
         let (mean, std) = match self {
             Self::Ten => ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
@@ -108,7 +108,8 @@ impl Cifar {
         }
     }
 
-    /// Returns the bytes before the pixels: the class, in CIFAR-100 after its superclass.
+    /// Returns the number of label bytes before the pixels. In CIFAR-100 the superclass precedes
+    /// the class.
     fn num_label_bytes(self) -> usize {
         match self {
             Self::Ten => 1,
@@ -123,7 +124,7 @@ impl Cifar {
         }
     }
 
-    /// Returns the number of records of a file of the release.
+    /// Returns the number of records in an official file.
     fn official_num_records(self, file: &str) -> usize {
         if self == Self::Hundred && file != self.test_file() {
             50_000
@@ -132,11 +133,11 @@ impl Cifar {
         }
     }
 
-    /// Returns the MD5 digest of a file of the release.
+    /// Returns the MD5 digest of an official file.
     ///
-    /// The digests are those of rai-project/dldataset, whose digest of CIFAR-10's archive is the
-    /// official page's. Other downloaders check those of CIFAR-10, too. MD5 detects other data, not
-    /// a forgery.
+    /// The digests come from rai-project/dldataset. Its digest of CIFAR-10's archive equals that of
+    /// the official page. Other downloaders also check the digests of CIFAR-10. MD5 detects
+    /// different data, but not a forgery.
     fn official_md5(self, file: &str) -> &'static str {
         match file {
             "data_batch_1.bin" => "5dd7e06a14cb22eb9f671a540d1b7c25",
@@ -151,7 +152,7 @@ impl Cifar {
         }
     }
 
-    /// Returns the folder of the files: `dir` itself or the release's folder in it.
+    /// Returns the folder of the files: `dir` or the release's folder in `dir`.
     pub(crate) fn find(self, dir: &Path) -> Option<PathBuf> {
         [dir.to_path_buf(), dir.join(self.folder())]
             .into_iter()
@@ -161,10 +162,10 @@ impl Cifar {
 
 /// Reads a data set into memory (180 MB when complete).
 ///
-/// `dir` is the folder with the files or its parent. Any data in the layout of the release are
-/// read: subsets, conversions and other labels, too. A file with another number of records than the
-/// official one gives a note with both numbers. Files of a split with the official number but other
-/// content give one note. CIFAR-100 is read with its 100 fine labels.
+/// `dir` is the folder with the files or its parent. The function reads any data in the layout of
+/// the release, including subsets, conversions and other labels. If a file's number of records
+/// differs from the official one, a note has both numbers. If files of a split have the official
+/// number but other content, one note says so. CIFAR-100 is read with its 100 fine labels.
 ///
 /// # Errors
 /// - If a file is missing, cannot be read, is empty, or is not a whole number of records.
@@ -178,10 +179,10 @@ pub fn open(dir: impl AsRef<Path>, cifar: Cifar) -> Result<DatasetSplits, Datase
     Ok(DatasetSplits::of_two(train, test, cifar.normalization()))
 }
 
-/// Reads one split alone, as [`open`] does: `train` or `test`.
+/// Reads only one split, `train` or `test`, like [`open`].
 ///
 /// # Errors
-/// As [`open`], and if there is no split of that name.
+/// Returns an error in the cases of [`open`], and if there is no split with this name.
 pub fn open_split(
     dir: impl AsRef<Path>,
     cifar: Cifar,
@@ -222,7 +223,7 @@ fn find(dir: &Path, cifar: Cifar) -> Result<PathBuf, DatasetError> {
     })
 }
 
-/// Returns the names in the data's folder, or the official ones if that file is missing.
+/// Returns the class names in the data's folder, or the official names if the file is missing.
 fn read_class_names(folder: &Path, cifar: Cifar) -> Result<Vec<String>, DatasetError> {
     let path = folder.join(cifar.names_file());
     if !path.is_file() {
@@ -288,7 +289,7 @@ fn read_split(
     Ok(Arc::new(dataset))
 }
 
-/// Appends the records of a file with these bytes and returns their number.
+/// Appends the records in a file's bytes and returns their number.
 fn read_records(
     bytes: &[u8],
     path: &Path,

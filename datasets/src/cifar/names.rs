@@ -1,10 +1,10 @@
-//! The official class names in label order, for copies of the data without their file of names.
+//! Official class names in label order, for copies of the data without a file of names.
 //!
 //! Source: `batches.meta.txt` and `fine_label_names.txt` of the binary release.
 
 pub(super) const CIFAR_10: &str = "airplane automobile bird cat deer dog frog horse ship truck";
 
-/// The 100 fine labels, which are in alphabetical order.
+/// The 100 fine labels, in alphabetical order.
 pub(super) const CIFAR_100: &str = "\
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle \
     caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish \

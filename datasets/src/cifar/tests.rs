@@ -1,4 +1,4 @@
-//! Tests of the binary reader, on files written here.
+//! Tests of the binary reader on files that the tests write.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ fn record(labels: &[u8]) -> Vec<u8> {
     labels.iter().copied().chain(planes).collect()
 }
 
-/// Returns a CIFAR-10 with one record per file. The labels are 0..=5.
+/// Writes a CIFAR-10 with one record per file. The labels are 0..=5.
 fn cifar_10() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let files = Cifar::Ten.train_files().iter().chain(&["test_batch.bin"]);
@@ -246,7 +246,7 @@ fn a_byte_order_mark_and_other_line_ends_are_no_part_of_class_names() {
 fn class_names_that_are_no_text_are_refused() {
     let dir = cifar_10();
     let path = dir.path().join("batches.meta.txt");
-    // UTF-16, as some editors save it.
+    // Some editors save UTF-16.
     fs::write(&path, b"\xFF\xFEa\0\n\0").unwrap();
     assert!(
         message(&dir, Cifar::Ten)

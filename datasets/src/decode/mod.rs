@@ -1,8 +1,8 @@
 //! Decodes image files to u8 pixels of one size.
 //!
 //! In: a file of any kind in [`EXTENSIONS`] with any name, size and colour type, and a [`Sizing`]
-//! or a part to choose. Out: u8 `[H, W, C]`.
-//! Invariant: a file whose wanted part does not decode, or that is truncated, gives an error with
+//! or a choice of a part. Out: u8 `[H, W, C]`.
+//! Invariant: a truncated file, or a file whose wanted part cannot be decoded, gives an error with
 //! its path. A hostile file cannot use much memory.
 
 mod jpeg;
@@ -21,45 +21,44 @@ use crate::error::DatasetError;
 use crate::file::read_whole;
 use crate::resize::{CropBox, View};
 
-/// The file name extensions that count as images, in lower case.
+/// File name extensions of images, in lower case.
 pub const EXTENSIONS: [&str; 10] = [
     "jpg", "jpeg", "png", "bmp", "webp", "gif", "tif", "tiff", "ppm", "pgm",
 ];
 
-/// The largest width and height of a sample, in pixels.
+/// Maximum width and height of a sample in pixels.
 const MAX_SIDE: u32 = 16_384;
 
-/// The largest width and height of an image file, in pixels. The resized longer side of an image 1
-/// pixel wide still fits 32 bits.
+/// Maximum width and height of an image file in pixels. The resized longer side of an image 1 pixel
+/// wide still fits 32 bits.
 const MAX_IMAGE_SIDE: u32 = 1 << 17;
 
-/// The largest image file, and the largest image in bytes: 178 megapixels in RGB, as in Pillow.
+/// Maximum bytes of an image file and of a decoded image: 178 megapixels in RGB, as in Pillow.
 pub(crate) const MAX_ALLOC_BYTES: u64 = 512 << 20;
 
-/// The largest image of the smallest file: 22 megapixels.
+/// Maximum bytes of a decoded image for the smallest file: 22 megapixels.
 const SMALL_ALLOC_BYTES: u64 = 64 << 20;
 
-/// The bytes that each byte of a file adds to that. Deflate, and with it PNG, unpacks a byte to
-/// 1,032 at most and JPEG to about as many; WebP knows no such bound, so this keeps its headers
-/// honest.
+/// Additional decoded bytes per byte of the file. Deflate, and thus PNG, expands a byte to at most
+/// 1,032 bytes, and JPEG to a similar number. WebP has no such limit, so this factor limits the
+/// size that its header may claim.
 const MAX_EXPANSION: u64 = 2048;
 
-/// The memory that a thread keeps between two files: that of eight megapixels.
+/// Memory that a thread keeps between two files: that of eight megapixels.
 const KEPT_BYTES: usize = 48 << 20;
 
-/// The way in which an image of any size is brought to the height and width of a sample.
+/// Method that resizes an image of any size to the height and width of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizing {
     /// Height and width of the sample, in pixels.
     pub size: usize,
-    /// The length to which the shorter side of the image is brought before its middle is cut out,
-    /// as torchvision's `Resize` and `CenterCrop` do; `None` brings the largest centred square to
-    /// `size`.
+    /// Length of the image's resized shorter side before the centre crop, as in torchvision's
+    /// `Resize` and `CenterCrop`. `None` resizes the largest centred square to `size`.
     pub shorter_side: Option<usize>,
 }
 
 impl Sizing {
-    /// Returns the largest centred square, brought to `size` x `size`.
+    /// Returns a sizing that resizes the largest centred square to `size` x `size`.
     pub fn square(size: usize) -> Self {
         Self {
             size,
@@ -67,7 +66,7 @@ impl Sizing {
         }
     }
 
-    /// Returns true if images can be brought to this size.
+    /// Checks that the sizes are in the valid range.
     pub(crate) fn check(self) -> Result<(), DatasetError> {
         let max = MAX_SIDE as usize;
         if !(1..=max).contains(&self.size) {
@@ -91,11 +90,12 @@ impl Sizing {
     }
 }
 
-/// Reads one image file as the image-folder data set does: for predictions on single files.
+/// Reads one image file in the same way as the image-folder data set, for predictions on single
+/// files.
 ///
-/// With [`Sizing::square`] the largest centred square is resized (triangle filter, antialiased when
+/// With [`Sizing::square`] the largest centred square is resized (triangle filter, antialiased if
 /// it shrinks). Grey, alpha, 16-bit and CMYK images are converted. Alpha is dropped and an EXIF
-/// orientation ignored, as Pillow's `convert("RGB")` does.
+/// orientation is ignored, as in Pillow's `convert("RGB")`.
 ///
 /// # Shapes
 /// The result: `[size, size, channels]`.
@@ -134,8 +134,8 @@ pub(crate) fn read_image_file(path: &Path) -> Result<Vec<u8>, DatasetError> {
     read_whole(path, MAX_ALLOC_BYTES)
 }
 
-/// Decodes the bytes of an image, which errors call `path`, into `pixels`, `[H, W, C]` of `shape`,
-/// whose height and width are those of `sizing`.
+/// Decodes the bytes of an image into `pixels`, `[H, W, C]` of `shape`. Its height and width are
+/// those of `sizing`. Errors name the image `path`.
 pub(crate) fn decode_into(
     bytes: &[u8],
     path: &dyn Fn() -> PathBuf,
@@ -166,7 +166,7 @@ pub(crate) fn decode_into(
     Ok(())
 }
 
-/// Decodes the part that is chosen by the width and height of an image.
+/// Decodes the part of an image that is chosen from its width and height.
 pub(crate) fn decode_crop(
     bytes: &[u8],
     path: &dyn Fn() -> PathBuf,
@@ -227,7 +227,7 @@ fn is_jpeg(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\xFF\xD8")
 }
 
-/// Reads the header of a JPEG file that is small enough.
+/// Reads the header of a JPEG file. Rejects too large images.
 fn jpeg_header(bytes: &[u8]) -> Result<jpeg::Header, String> {
     let header = jpeg::Header::read(bytes).map_err(bad_jpeg)?;
     check_size(header.size(), 3, bytes)?;
@@ -238,8 +238,8 @@ fn bad_jpeg(reason: jpeg::Reason) -> String {
     format!("the JPEG file cannot be decoded: {reason}")
 }
 
-/// Calls `decode` with memory that its next call on this thread finds again, unless it is that of a
-/// very large image.
+/// Calls `decode` with memory that is reused in the next call on this thread, except after a very
+/// large image.
 fn with_scratch<R>(decode: impl FnOnce(&mut jpeg::Scratch) -> R) -> R {
     thread_local! {
         static SCRATCH: RefCell<jpeg::Scratch> = RefCell::default();
@@ -253,13 +253,14 @@ fn with_scratch<R>(decode: impl FnOnce(&mut jpeg::Scratch) -> R) -> R {
     })
 }
 
-/// Returns the largest centred square, brought to `size` x `size`.
+/// Returns the largest centred square, resized to `size` x `size`.
 fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     let image = decode_whole(bytes)?;
     let width = image.width();
     let height = image.height();
     let side = width.min(height);
-    // The crop comes first, so that a long thin image cannot be blown up to size x (size * length).
+    // The crop precedes the resize, so that a long thin image cannot grow to size x (size *
+    // length).
     let square = if width == height {
         image
     } else {
@@ -268,7 +269,7 @@ fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     if side == size {
         return Ok(square);
     }
-    // Only 8-bit channels are resized: one conversion for all colour types.
+    // Only 8-bit channels are resized, so that one conversion covers all colour types.
     Ok(DynamicImage::ImageRgb8(imageops::resize(
         &square.into_rgb8(),
         size,
@@ -277,12 +278,12 @@ fn decode_square(bytes: &[u8], size: u32) -> Result<DynamicImage, String> {
     )))
 }
 
-/// Returns the largest allocation that decoding a file may make.
+/// Returns the largest allocation that the decoding of a file may make.
 fn max_alloc(bytes: &[u8]) -> u64 {
     MAX_ALLOC_BYTES.min(SMALL_ALLOC_BYTES + MAX_EXPANSION * bytes.len() as u64)
 }
 
-/// Decodes all pixels of a file; there is at least one.
+/// Decodes all pixels of a file, at least one.
 fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, String> {
     if !is_jpeg(bytes) {
         return decode_by_image(bytes);
@@ -305,9 +306,9 @@ fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, String> {
     Ok(image.into())
 }
 
-/// Decodes all pixels of a file that is no JPEG.
+/// Decodes all pixels of a file that is not a JPEG file.
 fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
-    // The content decides on the format, since the extension is sometimes wrong.
+    // The content determines the format, because the extension is sometimes wrong.
     let decode = |bytes: &[u8]| {
         let mut limits = Limits::default();
         limits.max_image_width = Some(MAX_IMAGE_SIDE);
@@ -322,7 +323,7 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     let image = match format {
         _ if is_big_tiff => return tiff::decode(bytes),
         Ok(ImageFormat::Tiff) => return tiff::decode(bytes),
-        // Pillow needs nothing behind the pixels.
+        // Pillow needs no data after the pixels.
         Ok(ImageFormat::Png) => {
             decode(bytes).or_else(|error| decode(&with_end_of_png(bytes)).map_err(|_| error))
         }
@@ -336,8 +337,8 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     Ok(image)
 }
 
-/// Returns the chunks of a PNG file with complete data, and appends the chunk that ends a file.
-/// Adds the last checksum if it is cut.
+/// Returns the chunks of a PNG file with complete data, and appends the end chunk. Completes the
+/// last checksum if it is truncated.
 fn with_end_of_png(bytes: &[u8]) -> Vec<u8> {
     let mut len = 8;
     let mut checksum = Vec::new();
@@ -368,7 +369,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// Rejects an image with too many pixels of so many bytes.
+/// Rejects an image with too many pixels of `bytes_per_pixel` bytes.
 fn check_size([width, height]: [u32; 2], bytes_per_pixel: u64, bytes: &[u8]) -> Result<(), String> {
     let is_small = u64::from(width) * u64::from(height) * bytes_per_pixel <= max_alloc(bytes);
     if width.max(height) > MAX_IMAGE_SIDE || !is_small {

@@ -1,4 +1,4 @@
-//! Tests of decoding, on images written here.
+//! Tests of decoding on images that the tests write.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! TIFF files: the first image becomes RGB as by Pillow's `convert("RGB")`.
+//! TIFF files. The first image becomes RGB, as in Pillow's `convert("RGB")`.
 //!
-//! In: the bytes of a file. Out: all its pixels, rotated as the file says. 16-bit values become
+//! In: the bytes of a file. Out: all its pixels, rotated according to the file. 16-bit values keep
 //! their upper 8 bits, as in other formats. Alpha is dropped.
 
 use std::borrow::Cow;
@@ -16,11 +16,11 @@ use tiff::{ColorType, TiffError, TiffUnsupportedError};
 use super::jpeg::{darken, to_rgb};
 use super::{check_size, max_alloc, too_large};
 
-/// The interpretations of values: grey, and numbers of colours in a palette.
+/// Interpretations of values: grey, and indices of palette colours.
 const GREY: u16 = 1;
 const PALETTE: u16 = 3;
 
-/// The kind of alpha by which colours are multiplied.
+/// Kind of alpha in which colours are premultiplied.
 const ASSOCIATED_ALPHA: u8 = 1;
 
 /// Decodes the first image of a file.
@@ -46,7 +46,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<DynamicImage, String> {
         == Some(PALETTE)
     {
         palette = Some(decoder.get_tag_u16_vec(Tag::ColorMap).map_err(bad)?);
-        // The library reads no palettes.
+        // The library does not support palettes.
         let grey = with_grey_values(bytes, decoder.byte_order())
             .ok_or("the TIFF file has a damaged directory")?;
         decoder = open(grey.into()).map_err(bad)?;
@@ -92,7 +92,7 @@ fn unsupported_compression(method: CompressionMethod) -> String {
     )
 }
 
-/// The values of an image as the library decodes them.
+/// Values of an image as the library decodes them.
 struct Values {
     samples: DecodingResult,
     layout: BufferLayoutPreference,
@@ -100,11 +100,11 @@ struct Values {
 }
 
 impl Values {
-    /// Returns the value at a place of a row, as a byte; fewer bits as they are.
+    /// Returns the value at a position of a row as a byte. Values with fewer bits are unchanged.
     fn value(&self, plane: usize, row: usize, place: usize) -> Option<u8> {
         let bytes = |len: Option<NonZero<usize>>| len.map_or(0, NonZero::get);
         let start = plane * bytes(self.layout.plane_stride) + row * bytes(self.layout.row_stride);
-        // Pillow cuts off what lies outside of 8 bits in 32.
+        // Pillow clips 32-bit values to 8 bits.
         Some(
             match (&self.samples, usize::from(self.colours.bit_depth())) {
                 (DecodingResult::U8(samples), bits @ 1..=8) => {
@@ -219,7 +219,7 @@ impl Values {
 
 /// Copies a file and changes the interpretation of its first image's values to grey.
 ///
-/// Not of BigTIFF, whose directory has another form.
+/// BigTIFF is not supported, because its directory has another form.
 fn with_grey_values(bytes: &[u8], order: ByteOrder) -> Option<Vec<u8>> {
     let number = |place: usize, len: usize| -> Option<usize> {
         let bytes = bytes.get(place..place + len)?;

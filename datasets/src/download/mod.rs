@@ -1,9 +1,9 @@
 //! Downloads CIFAR-10 or CIFAR-100 from its official address (feature `download`).
 //!
-//! In: a data set, a folder. Out: the folder of the release in it, for
+//! In: a data set and a folder. Out: the folder of the release inside the folder, for
 //! [`cifar::open`](crate::cifar::open).
-//! Invariant: the release's folder appears only after the archive's sha256 was checked and
-//! everything was unpacked.
+//! Invariant: the release's folder appears only after the archive's sha256 is verified and all
+//! files are unpacked.
 //! Source: <https://www.cs.toronto.edu/~kriz/cifar.html>.
 
 use std::fs::{self, File, OpenOptions};
@@ -22,20 +22,20 @@ mod unpack;
 
 pub use unpack::unpack;
 
-/// The most bytes of an archive: the larger official one has 170 MB.
+/// Maximum bytes of an archive. The larger official archive has 170 MB.
 const MAX_ARCHIVE_BYTES: u64 = 200_000_000;
 
-/// The address and the digest of an archive.
+/// Address and digest of an archive.
 struct Source {
     url: String,
-    /// The archive's digest in hex.
+    /// Digest of the archive in hex.
     sha256: String,
     cifar: Cifar,
 }
 
 impl Source {
-    /// Returns the official archive; both digests are those that other public downloaders (TFDS,
-    /// MLDatasets.jl) check.
+    /// Returns the official archive. Other public downloaders (TFDS, MLDatasets.jl) check the same
+    /// digests.
     fn official(cifar: Cifar) -> Self {
         let (name, sha256) = match cifar {
             Cifar::Ten => (
@@ -70,21 +70,21 @@ impl Source {
     }
 }
 
-/// Downloads, checks and unpacks a data set into `dir` and returns the release's folder.
+/// Downloads, verifies and unpacks a data set into `dir`. Returns the release's folder.
 ///
-/// Does nothing if the folder exists. An interrupted download continues. `progress` receives the
-/// number of bytes so far and, if the server sends it, the total number. Only one process may do
-/// this in a folder at a time.
+/// Does nothing if the folder exists. An interrupted download is resumed. `progress` receives the
+/// number of bytes so far and the total number, if the server sends it. Only one process may
+/// download to a folder at a time.
 ///
 /// # Errors
-/// If there is no network, the server does not answer with the archive, the bytes are not the
-/// published ones, or the folder cannot be written.
+/// Returns an error if there is no network, if the server does not send the archive, if the bytes
+/// are not the published ones, or if the folder cannot be written.
 pub fn download(
     cifar: Cifar,
     dir: impl AsRef<Path>,
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<PathBuf, DatasetError> {
-    // A stalled connection ends in an error, a slow one does not.
+    // A stalled connection ends in an error. A slow connection does not.
     let agent = Agent::config_builder()
         .http_status_as_error(false)
         .timeout_connect(Some(Duration::from_secs(30)))
@@ -111,7 +111,7 @@ fn obtain(
         receive(agent, source, &archive, progress).and_then(|()| check(source, &archive));
     received.inspect_err(|_| {
         if is_new {
-            // What has come stays there; an empty folder does not.
+            // Downloaded data stay in the folder. An empty folder is removed.
             let _ = fs::remove_dir(dir);
         }
     })?;
@@ -120,7 +120,7 @@ fn obtain(
     Ok(folder)
 }
 
-/// Brings the file at `path` to its full length, after what an earlier try left there.
+/// Downloads the rest of the file at `path` after the bytes of an earlier attempt.
 fn receive(
     agent: &Agent,
     source: &Source,
@@ -150,7 +150,7 @@ fn receive(
             }
             options.append(true);
         }
-        // The file is complete or too long; its digest decides.
+        // The file is complete or too long. The digest decides.
         416 if done > 0 => return Ok(()),
         status => {
             return Err(source.error(format!("the server answered with status {status}"), done));
@@ -180,7 +180,7 @@ fn receive(
     }
 }
 
-/// Writes the whole `body` behind the `done` bytes of the file; how many it has then.
+/// Appends `body` to the `done` bytes of the file. Returns the new number of bytes.
 fn append(
     source: &Source,
     body: impl Read,
@@ -219,8 +219,8 @@ fn refuse_long(source: &Source, len: u64) -> Result<(), DatasetError> {
     ))
 }
 
-/// Compares the archive's digest with the published one and removes what differs, since continuing
-/// it could never succeed.
+/// Compares the archive's digest with the published one. Removes a wrong archive, because resuming
+/// its download could never succeed.
 fn check(source: &Source, path: &Path) -> Result<(), DatasetError> {
     let got = sha256_of(path)?;
     if got == source.sha256 {

@@ -1,4 +1,4 @@
-//! Downloads from a small server on 127.0.0.1.
+//! Tests of downloads from a small server on 127.0.0.1.
 
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -13,10 +13,10 @@ use super::*;
 use crate::memory::to_hex;
 use sha2::{Digest, Sha256};
 
-/// The way in which the server answers.
+/// Behaviour of the server.
 #[derive(Clone, Copy, PartialEq)]
 enum Answer {
-    /// Sends the requested range, as a good server does.
+    /// Sends the requested range.
     Whole,
     /// Ignores ranges.
     WithoutRanges,
@@ -28,7 +28,7 @@ enum Answer {
 /// A server that gives one answer to each request in turn.
 struct Server {
     url: String,
-    /// The value of each request's Range header, empty if there is none.
+    /// Value of each request's Range header. Empty without a header.
     ranges: Arc<Mutex<Vec<String>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,7 +53,7 @@ impl Server {
         }
     }
 
-    /// Waits until all answers are given, and returns the requested ranges.
+    /// Waits until all answers are sent, and returns the requested ranges.
     fn finish(mut self) -> Vec<String> {
         self.thread.take().unwrap().join().unwrap();
         self.ranges.lock().unwrap().clone()
@@ -133,7 +133,7 @@ fn cifar_100() -> Vec<u8> {
 }
 
 fn agent() -> Agent {
-    // Without a proxy, whatever the environment says.
+    // The test uses no proxy, independent of the environment.
     let config = Agent::config_builder()
         .http_status_as_error(false)
         .proxy(None);
@@ -183,7 +183,7 @@ fn an_archive_is_fetched_checked_and_unpacked() {
     let len = content.len() as u64;
     assert_eq!(calls.first(), Some(&(0, Some(len))));
     assert_eq!(calls.last(), Some(&(len, Some(len))));
-    // The server is gone after one answer, so an existing file is not fetched again.
+    // The server ends after one answer, so an existing file is not downloaded again.
     assert_eq!(server.finish(), [""]);
     assert_eq!(run(&source, &dir).unwrap(), folder);
 }
@@ -297,7 +297,7 @@ fn failures_of_the_network_name_the_address_and_a_remedy() {
     );
     let url = server.url.clone();
     server.finish();
-    // No server listens there any more.
+    // The server no longer listens at this address.
     let text = run(&source(&url, b""), &dir).unwrap_err().to_string();
     assert!(
         text.contains(&url) && text.contains("Check the network"),

@@ -1,9 +1,9 @@
 //! Unpacks the archive of a release.
 //!
-//! In: a `.tar.gz` file, the folder for the release's folder. Out: the release's files in it.
+//! In: a `.tar.gz` file, and a folder for the release's folder. Out: the release's files in it.
 //! Invariant: the release's folder appears complete or not at all, even after a crash of the
-//! machine. Nothing is written outside it, whatever names the archive has. An archive cannot unpack
-//! to more than a release could.
+//! machine. No file is written outside it, independent of the names in the archive. An archive
+//! cannot unpack to more bytes than a release.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,10 +17,10 @@ use crate::cifar::Cifar;
 use crate::error::DatasetError;
 use crate::progress::Counted;
 
-/// The most bytes of an archive when unpacked, headers included: either release has 185 MB.
+/// Maximum bytes of an unpacked archive, including headers. Each release has 185 MB.
 const MAX_UNPACKED_BYTES: u64 = 200_000_000;
 
-/// The most files of an archive: the larger release has 8.
+/// Maximum number of files in an archive. The larger release has 8.
 const MAX_FILES: usize = 32;
 
 /// Unpacks an archive of the original release into `dir` and returns the release's folder.
@@ -40,8 +40,8 @@ pub fn unpack(
     let archive = archive.as_ref();
     let dir = dir.as_ref();
     let folder = dir.join(cifar.folder());
-    // The files are written to a temporary folder, which is renamed; an interrupted try may have
-    // left some.
+    // The files are written to a temporary folder, which is then renamed. An interrupted attempt
+    // may have left files in it.
     let unfinished = dir.join(format!("{}.unpacking", cifar.folder()));
     if unfinished.exists() {
         fs::remove_dir_all(&unfinished).map_err(DatasetError::io("remove", &unfinished))?;
@@ -53,7 +53,7 @@ pub fn unpack(
             fs::rename(&unfinished, &folder).map_err(DatasetError::io("create", &folder))
         });
     if let Err(error) = result {
-        // The first error is the one to report; the next try removes a folder that is left.
+        // The first error is reported. The next attempt removes a remaining folder.
         let _ = fs::remove_dir_all(&unfinished);
         return Err(error);
     }
@@ -61,8 +61,8 @@ pub fn unpack(
     Ok(folder)
 }
 
-/// Waits until the names in a folder are on disk, where its file system can and this user may read
-/// it.
+/// Waits until the names in a folder are on disk. File systems without support, and unreadable
+/// folders, are ignored.
 fn sync_directory(path: &Path) -> Result<(), DatasetError> {
     let path = if path.as_os_str().is_empty() {
         Path::new(".")
@@ -78,8 +78,8 @@ fn sync_directory(path: &Path) -> Result<(), DatasetError> {
     }
 }
 
-/// Writes the archive's files into `folder`; anything but plain files right in the release's folder
-/// is rejected.
+/// Writes the archive's files into `folder`. Rejects all entries except plain files directly in the
+/// release's folder.
 fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), DatasetError> {
     let refuse = |reason: String| DatasetError::invalid(archive, reason);
     let unreadable = |error: io::Error| refuse(format!("cannot be unpacked: {error}"));
@@ -118,7 +118,7 @@ fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), Datas
                 target.display()
             )));
         }
-        // The folder's name must not reach the disk before what is in it.
+        // The content of the folder must be on disk before its name.
         file.sync_all()
             .map_err(DatasetError::io("write", &target))?;
     }
@@ -133,8 +133,8 @@ fn unpack_files(cifar: Cifar, archive: &Path, folder: &Path) -> Result<(), Datas
     Ok(())
 }
 
-/// Returns the entry's name in the release's folder if it is a plain file right there, else what is
-/// wrong with it.
+/// Returns the entry's name in the release's folder if the entry is a plain file directly in it.
+/// Otherwise returns the problem.
 fn plain_name<R: Read>(cifar: Cifar, entry: &Entry<'_, R>) -> io::Result<Result<PathBuf, String>> {
     let path = entry.path()?;
     let mut parts = path.components().filter(|part| *part != Component::CurDir);
@@ -152,7 +152,7 @@ fn plain_name<R: Read>(cifar: Cifar, entry: &Entry<'_, R>) -> io::Result<Result<
     })
 }
 
-/// A reader that fails rather than give more than a number of bytes.
+/// A reader that fails after a maximum number of bytes.
 struct Bounded<R> {
     inner: R,
     num_left: u64,

@@ -12,7 +12,7 @@ use super::*;
 const TRAIN: &str = "cifar-100-binary/train.bin";
 const TEST: &str = "cifar-100-binary/test.bin";
 
-/// Returns a header with the raw name: the library itself rejects names that leave the folder.
+/// Returns a header with the raw name, because the library rejects names that leave the folder.
 fn header(path: &str, kind: EntryType, len: u64) -> Header {
     let mut header = Header::new_gnu();
     header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
@@ -59,7 +59,7 @@ fn unpacked(archive: &[u8]) -> (TempDir, Result<PathBuf, DatasetError>) {
     (root, result)
 }
 
-/// Unpacks an archive that must be rejected, checks that nothing is left, and returns the error.
+/// Unpacks an archive that must be rejected, checks that no files remain, and returns the error.
 fn refused(archive: &[u8]) -> String {
     let (root, result) = unpacked(archive);
     let text = result.unwrap_err().to_string();
@@ -184,7 +184,7 @@ fn bomb(path: &str, kind: EntryType) -> Vec<u8> {
         .write_all(header(path, kind, 2 << 30).as_bytes())
         .unwrap();
     let zeros = vec![0; 1 << 20];
-    // The archive is rejected after 200 MB, so the rest need not be written.
+    // The archive is rejected after 200 MB, so 300 MB suffice.
     (0..300).for_each(|_| encoder.write_all(&zeros).unwrap());
     encoder.finish().unwrap()
 }
@@ -212,8 +212,7 @@ fn an_archive_cut_anywhere_is_refused() {
     for len in 0..archive.len() {
         refused(&archive[..len]);
     }
-    // The archive is cut before its compression. Only the blocks of zeros at the end may be
-    // missing.
+    // The archive is truncated before its compression. Only the final blocks of zeros are optional.
     for len in (0..whole.len()).step_by(100) {
         refused(&compressed(&whole[..len]));
     }
