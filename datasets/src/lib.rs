@@ -2,11 +2,11 @@
 //!
 //! In: bytes on disk (CIFAR's binary release, folders of images) or a seed (shapes, synthetic).
 //! Out: [`LoadedStep`]s of `[N, H, W, C]` micro-batches, normalised on the host or on the device.
-//! Invariant: the samples of a step and their pixels depend on the seed, the epoch and the step,
-//! not on the number of shards or threads. The crate has (shard_index, num_shards) in place of
-//! ranks, and only [`batch`] uses tensors.
+//! Invariant: the samples of a step and their pixels depend on the seed, the epoch and the step.
+//! They do not depend on the number of shards or threads. The crate has (shard_index, num_shards)
+//! instead of ranks, and only [`batch`] uses tensors.
 //!
-//! Imports point down this list of modules.
+//! Each module imports only modules below it in this list.
 
 #[cfg(feature = "download")]
 pub mod download;
@@ -83,7 +83,7 @@ pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use split::Split;
 pub use synthetic::SyntheticConfig;
 
-/// The example of the crate's page, as a test.
+/// The example of the crate's documentation, as a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}

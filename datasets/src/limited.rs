@@ -1,9 +1,9 @@
-//! Some samples of a larger data set, for quick runs or as a validation part.
+//! A subset of a data set, for quick runs or for validation.
 //!
 //! In: a data set and a number of samples, or a share and a seed. Out: [`ImageDataset`]s of the
-//! chosen samples.
-//! Invariant: the choice keeps the proportions of the classes. [`Subset::first`] has no seed, and a
-//! larger number only adds samples.
+//! selected samples.
+//! Invariant: the selection keeps the proportions of the classes. [`Subset::first`] has no seed,
+//! and a larger number only adds samples.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use crate::memory::to_hex;
 use crate::random::{Purpose, Stream};
 use crate::resize::CropBox;
 
-/// The first samples of a fixed permutation that spreads the classes evenly.
+/// First samples of a fixed permutation that distributes the classes evenly.
 pub struct Subset {
     inner: Arc<dyn ImageDataset>,
     name: String,
@@ -26,12 +26,12 @@ pub struct Subset {
 }
 
 impl Subset {
-    /// Takes `num_samples` of a data set.
+    /// Selects `num_samples` of a data set.
     ///
-    /// They are not the first by index, since many data sets are sorted by class. Samples come in a
-    /// fixed random order in which every class appears in proportion to its size. From as many
-    /// samples as there are classes, every class appears at least once. The chosen samples keep the
-    /// order of the data set.
+    /// The samples are not the first by index, because many data sets are sorted by class. They are
+    /// the first in a fixed random order, in which every class appears in proportion to its size.
+    /// If there are at least as many samples as classes, every class appears. The selected samples
+    /// keep the order of the data set.
     ///
     /// # Errors
     /// If `num_samples` is 0 or more than the data set has.
@@ -53,13 +53,12 @@ impl Subset {
         Ok(Self::of(inner, name, indices, notes))
     }
 
-    /// Splits a data set into a part to train on and a part of `share` of the samples to validate
-    /// with.
+    /// Splits a data set into a training part and a validation part with `share` of the samples.
     ///
-    /// The parts have no sample in common. Each class gives its share of samples, to within one, so
-    /// that the sum is close to the share of all samples; a class keeps at least one sample to
-    /// train on. The choice depends on the labels, `share` and `seed`. Both parts keep the order of
-    /// the data set.
+    /// The parts have no sample in common. The validation part has `share` of each class, to within
+    /// one sample, so that its size is close to `share` of all samples. Each class keeps at least
+    /// one training sample. The choice depends on the labels, `share` and `seed`. Both parts keep
+    /// the order of the data set.
     ///
     /// # Errors
     /// If `share` is not above 0 and below 1, or leaves one of the parts without samples.
@@ -148,8 +147,8 @@ pub fn class_sizes(dataset: &dyn ImageDataset) -> Vec<usize> {
 
 /// Returns the number of validation samples of each class.
 ///
-/// It is `share` of each class rounded down. The classes with the largest remainders give one more
-/// until the sum is `share` of all samples. A class keeps at least one training sample.
+/// The number is `share` of each class, rounded down. Classes with the largest remainders get one
+/// more until the sum is `share` of all samples. A class keeps at least one training sample.
 fn validation_sizes(class_sizes: &[usize], share: f64, num_samples: usize) -> Vec<usize> {
     let exact = |class: usize| class_sizes[class] as f64 * share;
     let at_most = |class: usize| class_sizes[class].saturating_sub(1);
@@ -157,7 +156,7 @@ fn validation_sizes(class_sizes: &[usize], share: f64, num_samples: usize) -> Ve
         .map(|class| at_most(class).min(exact(class) as usize))
         .collect();
     let mut by_remainder: Vec<usize> = (0..class_sizes.len()).collect();
-    // The sort is stable: of equal remainders the lower class comes first.
+    // The sort is stable, so the lower class of equal remainders comes first.
     by_remainder.sort_by(|a, b| exact(*b).fract().total_cmp(&exact(*a).fract()));
     let total = (num_samples as f64 * share).round() as usize;
     let missing = total.saturating_sub(sizes.iter().sum());
@@ -169,8 +168,7 @@ fn validation_sizes(class_sizes: &[usize], share: f64, num_samples: usize) -> Ve
     sizes
 }
 
-/// Returns a random order in which the j-th sample of a class of n comes at about j / n of the
-/// whole.
+/// Returns a random order in which the j-th of a class's n samples is at about j / n of the order.
 fn even_order(dataset: &dyn ImageDataset) -> Vec<usize> {
     let order = Stream::new(0, 0, 0, Purpose::Subset).permutation(dataset.len());
     let mut class_sizes = vec![0u64; dataset.class_names().len()];
@@ -182,7 +180,7 @@ fn even_order(dataset: &dyn ImageDataset) -> Vec<usize> {
             (*seen - 1, index)
         })
         .collect();
-    // Fractions are compared crosswise, so that no rounding decides; the sort is stable, so ties
+    // Fractions are compared by cross multiplication, without rounding. The sort is stable, so ties
     // stay in random order.
     places.sort_by(|(place_a, a), (place_b, b)| -> Ordering {
         let size = |index| class_sizes[dataset.label(index)];
@@ -227,7 +225,7 @@ impl ImageDataset for Subset {
             .read_crop(self.indices[index], choose, shape, pixels)
     }
 
-    /// Returns the whole data set's checksum with the chosen indices.
+    /// Returns the checksum of the whole data set and the selected indices.
     fn checksum(&self) -> String {
         let compute = || {
             let mut digest = Sha256::new();
@@ -258,8 +256,8 @@ mod tests {
     use super::*;
     use crate::memory::MemoryDataset;
 
-    /// Class 0 has 60 samples, class 1 has 30, class 2 has 10, sorted by class; the pixel is the
-    /// index.
+    /// Returns 60 samples of class 0, 30 of class 1 and 10 of class 2, sorted by class. The pixel
+    /// value is the index.
     fn sorted_by_class() -> Arc<dyn ImageDataset> {
         Arc::new(MemoryDataset {
             name: "sorted".into(),

@@ -1,11 +1,14 @@
-//! An iterator over the steps of an epoch that reads ahead in threads.
+//! Iterator over the steps of an epoch, with threads that read ahead.
 //!
 //! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step
-//! order, of normalised or of raw pixels.
-//! Invariant: what comes out does not depend on the number of threads; at most `prefetch_steps`
-//! steps are made or held ahead; a thread that waits for its turn uses no processor time; threads
-//! end when the loader is dropped; a failure comes out as an error after which the loader ends,
-//! never as a hang; where the operating system rejects a thread, the caller makes its steps.
+//! order, with normalised or raw pixels.
+//! Invariants:
+//! - The output does not depend on the number of threads.
+//! - At most `prefetch_steps` steps are in progress or ready.
+//! - A waiting thread uses no CPU time.
+//! - Threads end when the loader is dropped.
+//! - A failure is returned as an error, after which the loader ends. It never hangs.
+//! - If the operating system rejects a thread, the caller prepares the thread's steps.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -23,40 +26,40 @@ use crate::progress;
 use crate::shard::{ShardPlan, StepShard};
 use crate::threads;
 
-/// Settings that turn a shard's samples into batches.
+/// Settings that convert a shard's samples to batches.
 #[derive(Clone, Debug)]
 pub struct LoaderConfig {
-    /// The largest number of samples of a micro-batch.
+    /// Maximum number of samples in a micro-batch.
     pub micro_batch_size: usize,
-    /// Augmentation of images; `None` for testing.
+    /// Augmentation of images. `None` for testing.
     pub augment: Augment,
-    /// Mixing of two images; no mixing for testing. Not possible with raw pixels.
+    /// Mixing of two images. No mixing for testing or for raw pixels.
     pub mix: Mix,
-    /// Shape of the images, if it differs from the data set's; only for resized crops.
+    /// Shape of the images, if it differs from the data set's. Only for resized crops.
     pub image_shape: Option<ImageShape>,
     /// Mean and standard deviation of each channel.
     pub normalization: Normalization,
     /// True if the device crops, flips and normalises the pixels.
     pub raw: bool,
-    /// The seed of the augmentation.
+    /// Seed of the augmentation.
     pub seed: u64,
-    /// The epoch of the augmentation, from 0.
+    /// Epoch of the augmentation, from 0.
     pub epoch: u64,
-    /// Number of loading threads; 0 loads in the calling thread.
+    /// Number of loading threads. With 0 the calling thread loads.
     ///
     /// One thread (the default) suffices for a network on small images. More threads help only if
     /// images are decoded on demand.
     pub num_threads: usize,
-    /// Number of steps that are prepared ahead, at least 1. It limits the number of threads that
-    /// work at once.
+    /// Number of steps that are prepared ahead, at least 1. The number limits the threads that work
+    /// at the same time.
     pub prefetch_steps: usize,
-    /// The step to begin with, for a run that continues inside an epoch.
+    /// First step, for a run that resumes inside an epoch.
     pub first_step: usize,
 }
 
 impl LoaderConfig {
-    /// Returns the defaults: no augmentation, nothing mixed, normalised pixels, seed and epoch 0,
-    /// one thread, two steps ahead, from the first step.
+    /// Returns the defaults: no augmentation, no mixing, normalised pixels, seed and epoch 0, one
+    /// thread, two steps ahead, from the first step.
     pub fn new(micro_batch_size: usize, normalization: Normalization) -> Self {
         Self {
             micro_batch_size,
@@ -73,7 +76,7 @@ impl LoaderConfig {
         }
     }
 
-    /// With so many threads, and a step ahead for each: two at least.
+    /// Sets the number of threads. The number of steps ahead becomes the same, but at least two.
     #[must_use]
     pub fn with_threads(self, num_threads: usize) -> Self {
         Self {
@@ -84,20 +87,20 @@ impl LoaderConfig {
     }
 }
 
-/// One shard's part of one step, in host memory, or as micro-batches of another kind.
+/// One shard's part of one step, as micro-batches in host memory or of another type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedStep<B = HostBatch> {
-    /// The step's index in the epoch.
+    /// Index of the step in the epoch.
     pub step_in_epoch: usize,
-    /// The number of samples of the step over all shards.
+    /// Number of samples in the step over all shards.
     pub global_num_samples: usize,
-    /// Micro-batches of the reader's shards, shard by shard. Each shard has the same number; in the
-    /// last step some may be empty.
+    /// Micro-batches of the reader's shards, shard by shard. Every shard has the same number of
+    /// micro-batches. In the last step some may be empty.
     pub micro_batches: Vec<B>,
 }
 
 impl<B> LoadedStep<B> {
-    /// Returns the step with each micro-batch turned into another, in order.
+    /// Returns the step with each micro-batch converted by `turn`, in order.
     pub fn map<T>(self, turn: impl FnMut(B) -> T) -> LoadedStep<T> {
         let Self {
             step_in_epoch,
@@ -112,18 +115,18 @@ impl<B> LoadedStep<B> {
     }
 }
 
-/// The steps of an epoch from `first_step` on; after an error it ends.
+/// Steps of an epoch from `first_step` on. The iterator ends after an error.
 #[derive(Debug)]
 pub struct Loader {
     maker: Arc<StepMaker>,
-    /// `None` where the operating system has refused the thread so far.
+    /// Lanes of the loader. `None` for a thread that the operating system has rejected so far.
     lanes: Vec<Option<Lane>>,
     next_step: usize,
     end_step: usize,
     stop: Arc<AtomicBool>,
 }
 
-/// A thread and the channel by which its steps arrive: lane i of T makes steps first + i, first + i
+/// A thread and the channel of its steps. Lane i of T lanes prepares the steps first + i, first + i
 /// + T, …
 #[derive(Debug)]
 struct Lane {
@@ -170,8 +173,8 @@ impl Loader {
     /// Tries to start the thread of a lane, for the lane's steps from `step` on.
     fn start_lane(&mut self, lane: usize, step: usize) {
         let num_lanes = self.lanes.len();
-        // A lane holds the step that it makes or hands over and those in its channel. So a channel
-        // of capacity c means c + 1 steps ahead. The lanes' shares add up to `prefetch_steps`.
+        // A lane holds the step in progress and the steps in its channel. So a channel of capacity
+        // c means c + 1 steps ahead. The sum over lanes is `prefetch_steps`.
         let prefetch_steps = self.maker.config.prefetch_steps;
         let share = prefetch_steps / num_lanes + usize::from(lane < prefetch_steps % num_lanes);
         let (sender, steps) = sync_channel(share - 1);
@@ -186,7 +189,7 @@ impl Loader {
         });
     }
 
-    /// Makes a step in the calling thread.
+    /// Prepares a step in the calling thread.
     fn make(&self, step_in_epoch: usize) -> Result<LoadedStep, DatasetError> {
         let loaded = self.maker.make(step_in_epoch, &self.stop);
         loaded.map(|step| step.expect("only dropping the loader stops a step"))
@@ -206,7 +209,7 @@ impl Loader {
         if let Ok(loaded) = lane.steps.recv() {
             return loaded;
         }
-        // The sender is gone before its last step was sent, so the thread has panicked.
+        // The sender was dropped before the last step was sent, so the thread has panicked.
         let reason = match lane.thread.take().map(JoinHandle::join) {
             Some(Err(payload)) => panic_text(&*payload),
             _ => "the thread ended early".into(),
@@ -236,7 +239,7 @@ impl Iterator for Loader {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        // An error ends the iteration early, so the number of steps left is an upper bound.
+        // An error ends the iteration early, so the number of remaining steps is an upper bound.
         let num_left = self.end_step - self.next_step;
         (num_left.min(1), Some(num_left))
     }
@@ -246,7 +249,7 @@ impl Drop for Loader {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for Lane { steps, thread } in self.lanes.drain(..).flatten() {
-            // Without its receiver a thread that waits to hand over a step wakes up and ends.
+            // Without a receiver, a thread that waits to send a step wakes up and ends.
             drop(steps);
             if let Some(thread) = thread {
                 // A panic in a step that is no longer needed is ignored.
@@ -256,7 +259,7 @@ impl Drop for Loader {
     }
 }
 
-/// Makes a lane's steps until they are done, one fails, or the loader is dropped.
+/// Prepares a lane's steps until all are done, a step fails, or the loader is dropped.
 fn run_lane(
     maker: &StepMaker,
     stop: &AtomicBool,
@@ -282,7 +285,7 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "no message".into())
 }
 
-/// Makes any step of the epoch; shared by all threads.
+/// Preparation of any step of the epoch, shared by all threads.
 struct StepMaker {
     dataset: Arc<dyn ImageDataset>,
     plan: ShardPlan,
@@ -339,7 +342,7 @@ impl StepMaker {
         }
     }
 
-    /// Makes one step; None if it was stopped.
+    /// Prepares one step. Returns `None` if it was stopped.
     fn make(
         &self,
         step_in_epoch: usize,
@@ -354,8 +357,8 @@ impl StepMaker {
                 ..
             } = self.plan.step_of(shard, step_in_epoch);
             num_global = global_num_samples;
-            // Every shard counts the micro-batches of the fullest shard, so that all make the same
-            // number of micro-steps.
+            // Every shard has the number of micro-batches of the fullest shard, so that all shards
+            // run the same number of micro-steps.
             let fullest = self.plan.max_shard_samples(global_num_samples);
             let mut chunks = draws.chunks(self.config.micro_batch_size);
             for _ in 0..fullest.div_ceil(self.config.micro_batch_size) {
@@ -372,7 +375,7 @@ impl StepMaker {
         }))
     }
 
-    /// Returns a micro-batch of these [draws](StepShard::draws).
+    /// Returns a micro-batch of samples with these [draws](StepShard::draws).
     fn make_batch(
         &self,
         draws: &[usize],
@@ -425,7 +428,7 @@ impl StepMaker {
         }))
     }
 
-    /// Returns the mixtures of the samples; empty without mixing.
+    /// Returns the mixtures of the samples. Empty without mixing.
     fn mixtures(&self, draws: &[usize]) -> Vec<Mixture> {
         let LoaderConfig {
             mix, seed, epoch, ..
@@ -437,7 +440,7 @@ impl StepMaker {
             .collect()
     }
 
-    /// Reads one image, cropped, flipped and normalised; `bytes` has room for it.
+    /// Reads one image, cropped, flipped and normalised. `bytes` is scratch memory.
     fn read_normalised(
         &self,
         draw: usize,
@@ -450,7 +453,7 @@ impl StepMaker {
         Ok(())
     }
 
-    /// Reads one image, its pixels changed.
+    /// Reads one image with its changes of pixel values.
     fn read(&self, draw: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
         let LoaderConfig {
             augment,

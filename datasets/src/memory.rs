@@ -10,13 +10,14 @@ use crate::dataset::{ImageDataset, ImageShape};
 use crate::error::DatasetError;
 use crate::progress;
 
-/// Bytes made or hashed between two signs of progress; whole words of a random stream.
+/// Bytes that are generated or hashed between two signs of progress. A multiple of a random
+/// stream's word.
 pub(crate) const PART_BYTES: usize = 1 << 20;
 
-/// Black images of one shape.
+/// Returns black images of one shape.
 ///
 /// # Errors
-/// If the system does not grant that much memory.
+/// Returns an error if the system cannot allocate the memory.
 pub(crate) fn black_images(
     field: &'static str,
     num_samples: usize,
@@ -25,7 +26,7 @@ pub(crate) fn black_images(
     let is_granted = |&len: &usize| {
         let mut probe = Vec::<u8>::new();
         let is_granted = probe.try_reserve_exact(len).is_ok();
-        // The compiler would remove an unused allocation, as if it had been granted.
+        // The compiler might remove an unused allocation and assume its success.
         std::hint::black_box(&probe);
         is_granted
     };
@@ -33,7 +34,7 @@ pub(crate) fn black_images(
         .checked_mul(shape.num_values())
         .filter(is_granted)
     {
-        // Pages that the drawing thread touches first.
+        // The drawing thread is the first to write these pages.
         Some(len) => Ok(vec![0; len]),
         None => {
             let got = format!("{num_samples} images of {shape}. Ask for fewer");
@@ -46,7 +47,7 @@ pub(crate) fn black_images(
     }
 }
 
-/// Images and labels in memory.
+/// A data set of images and labels in memory.
 pub(crate) struct MemoryDataset {
     pub(crate) name: String,
     pub(crate) shape: ImageShape,
@@ -106,15 +107,15 @@ impl ImageDataset for MemoryDataset {
     }
 }
 
-/// Adds height, width, channels and the number of samples: the same bytes in another shape are
-/// other data.
+/// Adds height, width, channels and the number of samples to a digest. The same bytes in another
+/// shape are different data.
 pub(crate) fn digest_shape(digest: &mut Sha256, shape: ImageShape, num_samples: usize) {
     for number in [shape.height, shape.width, shape.channels, num_samples] {
         digest.update((number as u64).to_le_bytes());
     }
 }
 
-/// Lower-case hexadecimal.
+/// Returns lower-case hexadecimal digits.
 pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,9 +1,9 @@
-//! Combines two training images with both labels.
+//! Mixing of two training images and their labels.
 //!
-//! In: (seed, epoch, sample index), the number of samples. Out: the other sample, and the share of
-//! the image that remains.
-//! Invariant: the draw depends only on these, never on shard, thread or batch, so the result does
-//! not depend on the number of ranks.
+//! In: (seed, epoch, sample index) and the number of samples. Out: the other sample, and the share
+//! of the first image.
+//! Invariant: a draw depends only on these inputs, never on shard, thread or batch. The result
+//! therefore does not depend on the number of ranks.
 //! Source: Zhang et al. 2018, mixup (1710.09412); Yun et al. 2019, CutMix (1905.04899).
 
 use rand_distr::{Beta, Distribution};
@@ -11,34 +11,34 @@ use rand_distr::{Beta, Distribution};
 use crate::dataset::ImageShape;
 use crate::random::{Purpose, Stream};
 
-/// Mixing of training images. With both methods each image is mixed by one of them, with
-/// probability one half.
+/// Mixing of training images. With both methods, each image uses one of them, each with probability
+/// one half.
 ///
 /// # Differs from PyTorch
-/// torchvision's `MixUp` and `CutMix` draw one share a batch and mix each image with its neighbour.
-/// Here each image has a separate share and another sample of the whole split. The draw does not
-/// depend on the division of a batch.
+/// torchvision's `MixUp` and `CutMix` draw one share per batch and mix each image with its
+/// neighbour. Here each image has a separate share, and the other sample is any sample of the
+/// split. A draw does not depend on the division of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mix {
-    /// Both parameters of the beta distribution of mixup's shares; none if it is not in use.
+    /// Both parameters of the beta distribution of mixup's shares. `None` disables mixup.
     pub mixup: Option<f64>,
-    /// As `mixup`, of CutMix.
+    /// Both parameters of the beta distribution of CutMix's shares. `None` disables CutMix.
     pub cutmix: Option<f64>,
 }
 
-/// The partner of one sample.
+/// Partner of one sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Mixture {
     /// Index of the other sample.
     pub(crate) other: usize,
     /// Share of the other sample in the label, 0 to 1.
     pub(crate) share: f32,
-    /// The rectangle where the other image is pasted; `None` if the images are added by their
+    /// Rectangle of the pasted part of the other image. `None` if the images are added with their
     /// shares.
     pub(crate) region: Option<Region>,
 }
 
-/// A rectangle of pixels, its ends not included.
+/// A rectangle of pixels with exclusive ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     top: usize,
@@ -48,10 +48,10 @@ pub(crate) struct Region {
 }
 
 impl Mix {
-    /// Draws what one sample is mixed with in one epoch; nothing if no way is in use.
+    /// Draws the mixture of one sample in one epoch. Returns `None` if no method is enabled.
     ///
     /// # Panics
-    /// If a parameter is not above 0.
+    /// Panics if a parameter is not above 0.
     pub(crate) fn draw(
         self,
         seed: u64,
@@ -85,7 +85,7 @@ impl Mix {
             share,
             shape,
         );
-        // What lies outside the image does not count.
+        // Pixels outside the image do not count.
         let share = region.num_pixels() as f32 / (shape.height * shape.width) as f32;
         Some(Mixture {
             other,
@@ -96,7 +96,7 @@ impl Mix {
 }
 
 impl Mixture {
-    /// Puts the `other` image into `image`.
+    /// Mixes `other` into `image`.
     ///
     /// # Shapes
     /// Both: `[H, W, C]` of `shape`, normalised.

@@ -1,26 +1,27 @@
-//! Normalises u8 pixels to f32, and crops and flips them in the same pass.
+//! Normalises u8 pixels to f32, including crop and flip in the same pass.
 //!
 //! In: u8 `[H, W, C]` and an [`ImageShift`]. Out: f32 `[H, W, C]`, each (p / 255 - mean) / std.
-//! Invariant: every value comes from a table of 256 entries per channel, so it is exact and costs
-//! one load.
+//! Invariant: every value comes from a table with 256 entries per channel, so it is exact and needs
+//! only one load.
 
 use crate::augment::ImageShift;
 use crate::dataset::{ImageShape, Normalization};
 
-/// The number of values of a u8.
+/// Number of values of a u8.
 pub(crate) const NUM_PIXEL_VALUES: usize = 256;
 
-/// The normalised value of each pixel value, per channel.
+/// Normalised value of each pixel value, per channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormalizationTable {
     channels: Vec<[f32; NUM_PIXEL_VALUES]>,
 }
 
 impl NormalizationTable {
-    /// Computes the table in f32, as torchvision's `ToTensor` and `Normalize` do.
+    /// Computes the table in f32, like torchvision's `ToTensor` and `Normalize`.
     ///
     /// # Panics
-    /// If means and standard deviations differ in number, or a standard deviation is not above 0.
+    /// Panics if the numbers of means and standard deviations differ, or if a standard deviation is
+    /// not above 0.
     pub fn new(normalization: &Normalization) -> Self {
         let Normalization { mean, std } = normalization;
         assert_eq!(
@@ -56,8 +57,8 @@ impl NormalizationTable {
     /// `source` and `output`: `[H, W, C]` of `shape`.
     ///
     /// # Panics
-    /// If a slice has another length than `shape`, or `shape` another number of channels than the
-    /// table.
+    /// Panics if the lengths of a slice and `shape` differ, or if the numbers of channels of
+    /// `shape` and the table differ.
     pub fn apply(&self, source: &[u8], shape: ImageShape, shift: ImageShift, output: &mut [f32]) {
         let ImageShape {
             height,
@@ -67,7 +68,7 @@ impl NormalizationTable {
         assert_eq!(channels, self.channels.len(), "channels of the image");
         assert_eq!(source.len(), shape.num_values(), "source values");
         assert_eq!(output.len(), shape.num_values(), "output values");
-        // The output columns x' whose source column x' + dx lies inside the image.
+        // Output columns x' whose source column x' + dx is inside the image.
         let clamp = |column: isize| column.clamp(0, width as isize) as usize;
         let first = clamp(-shift.dx);
         let last = clamp(width as isize - shift.dx);
@@ -102,7 +103,7 @@ impl NormalizationTable {
     }
 }
 
-/// Exchanges left and right; the row is in the first-level cache by now.
+/// Flips a row left to right. The row is already in the L1 cache.
 fn flip_row(row: &mut [f32], width: usize, channels: usize) {
     for x in 0..width / 2 {
         for channel in 0..channels {
@@ -128,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Returns the definition in [`ImageShift`], one pixel at a time.
+    /// Returns the result of the definition in [`ImageShift`], one pixel at a time.
     fn expected(source: &[u8], shift: ImageShift) -> Vec<f32> {
         let Normalization { mean, std } = normalization();
         let mut output = Vec::new();

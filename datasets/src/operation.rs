@@ -1,7 +1,7 @@
-//! Operations on images: what TrivialAugment and RandAugment choose from.
+//! Image operations of TrivialAugment and RandAugment.
 //!
-//! In: u8 `[H, W, C]`. Out: the same image, changed. Invariant: pixels are PIL's, bit by bit, for
-//! images of three channels.
+//! In: u8 `[H, W, C]`. Out: the changed image.
+//! Invariant: pixels equal those of PIL, bit for bit, for images with three channels.
 
 use crate::dataset::ImageShape;
 
@@ -9,46 +9,46 @@ use crate::dataset::ImageShape;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
     Identity,
-    /// Output pixel (x, y) is source pixel (a x + b y + c, d x + e y + f), from the middle of
-    /// pixels.
+    /// Affine map. Output pixel (x, y) is source pixel (a x + b y + c, d x + e y + f), at the
+    /// centres of pixels.
     Affine([f64; 6], Reading),
-    /// Source pixels lie so far to the right and below, in parts of the width and the height.
+    /// Shift of source pixels to the right and down, as fractions of width and height.
     Translate([f64; 2], Reading),
-    /// Degrees against the clock.
+    /// Counterclockwise rotation in degrees.
     Rotate(f64, Reading),
-    /// Towards black below a factor of 1, away from it above; so the next three.
+    /// Brightness factor. Below 1 pixels move towards black, above 1 away from black.
     Brightness(f32),
-    /// Towards grey.
+    /// Saturation factor, relative to grey.
     Color(f32),
-    /// Towards the mean.
+    /// Contrast factor, relative to the mean.
     Contrast(f32),
-    /// Towards a smooth image.
+    /// Sharpness factor, relative to a smoothed image.
     Sharpness(f32),
-    /// Bits that are kept.
+    /// Number of bits that are kept.
     Posterize(u32),
-    /// Values from this on are inverted.
+    /// Threshold from which values are inverted.
     Solarize(f64),
-    /// Values below 128 grow by this, up to 255.
+    /// Number that is added to values below 128, up to 255.
     SolarizeAdd(u8),
     Invert,
     AutoContrast,
     Equalize,
 }
 
-/// Interpolation of pixels between and beyond those of the source.
+/// Interpolation of source pixels, and the colour outside the source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Reading {
-    /// The nearest; black outside.
+    /// Nearest pixel. Black outside.
     Nearest,
-    /// The two nearest in each direction; this outside, the first channel first, which begins again
-    /// for more.
+    /// Two nearest pixels in each direction. The outside has this colour, repeated for more
+    /// channels.
     Bilinear([u8; 3]),
-    /// The four nearest in each direction, by a cubic; this outside.
+    /// Four nearest pixels in each direction, with a cubic. The outside has this colour.
     Bicubic([u8; 3]),
 }
 
 impl Operation {
-    /// Changes an image.
+    /// Applies the operation to an image.
     ///
     /// # Shapes
     /// `image`: `[H, W, C]` of `shape`.
@@ -117,13 +117,13 @@ impl Operation {
     }
 }
 
-/// `from` plus `factor` times the way to `to`; beyond both, too.
+/// Returns `from` plus `factor` times the difference to `to`. The factor may be below 0 or above 1.
 fn blend(from: u8, to: u8, factor: f32) -> u8 {
-    // A float becomes the nearest integer towards zero within the range of bytes.
+    // The conversion rounds towards zero and clamps to the range of bytes.
     (f32::from(from) + factor * (f32::from(to) - f32::from(from))) as u8
 }
 
-/// ITU-R 601's luma of a pixel of three channels; of others the mean.
+/// Returns ITU-R 601's luma of a pixel with three channels. Otherwise returns the mean.
 fn luminance(pixel: &[u8]) -> u8 {
     match *pixel {
         [red, green, blue] => {
@@ -140,10 +140,10 @@ fn luminance(pixel: &[u8]) -> u8 {
     }
 }
 
-/// Returns the matrix that turns an image around its middle.
+/// Returns the matrix of a rotation around the image's centre.
 fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
     let radians = -degrees.rem_euclid(360.0).to_radians();
-    // Fifteen digits: a right angle has a cosine of 0.
+    // Fifteen digits give a right angle a cosine of 0.
     let rounded = |value: f64| (value * 1e15).round_ties_even() / 1e15;
     let cos = rounded(libm::cos(radians));
     let sin = rounded(libm::sin(radians));
@@ -159,7 +159,7 @@ fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
     ]
 }
 
-/// Moves the pixels of an image.
+/// Applies an affine map to an image.
 fn affine(image: &mut [u8], shape: ImageShape, matrix: [f64; 6], reading: Reading) {
     match reading {
         Reading::Nearest => nearest(image, shape, matrix),
@@ -168,8 +168,8 @@ fn affine(image: &mut [u8], shape: ImageShape, matrix: [f64; 6], reading: Readin
     }
 }
 
-/// Reads each pixel from the nearest place of `matrix`, black outside, in fixed point with 16 bits
-/// behind it.
+/// Reads each pixel from the nearest source pixel of `matrix`, black outside. The fixed-point
+/// numbers have 16 fractional bits.
 fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
     let ImageShape {
         height,
@@ -205,8 +205,8 @@ fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
     }
 }
 
-/// Reads each pixel from between its N x N neighbours at its place of `matrix`; places outside the
-/// image are `fill`, neighbours outside are the border's pixels.
+/// Interpolates each pixel from N x N source pixels around its position of `matrix`. Positions
+/// outside the image have the value `fill`. Neighbours outside are the border's pixels.
 fn interpolated<const N: usize>(
     image: &mut [u8],
     shape: ImageShape,
@@ -250,7 +250,7 @@ fn interpolated<const N: usize>(
                     x - x.floor(),
                 )
             });
-            // A float becomes the nearest integer towards zero within the range of bytes.
+            // The conversion rounds towards zero and clamps to the range of bytes.
             *value = between(rows, y - y.floor()) as u8;
         }
     }
@@ -260,17 +260,17 @@ fn linear([first, second]: [f64; 2], way: f64) -> f64 {
     first + (second - first) * way
 }
 
-/// Returns the cubic through the two in the middle whose slopes there are those between their
-/// neighbours (a = -1).
+/// Returns the value of a cubic through the two middle points. Its slopes there are those between
+/// their neighbours (a = -1).
 fn cubic([before, first, second, after]: [f64; 4], way: f64) -> f64 {
     let slope = second - before;
     let curve = 2.0 * (before - first) + second - after;
     first + way * (slope + way * (curve + way * (first - before - second + after)))
 }
 
-/// Returns the weighted mean of each pixel, which counts five times, and its eight neighbours.
+/// Returns the weighted mean of each pixel, with weight five, and its eight neighbours.
 ///
-/// The border stays as it is.
+/// Border pixels are unchanged.
 fn smoothed(image: &[u8], shape: ImageShape) -> Vec<u8> {
     let ImageShape {
         height,
@@ -292,7 +292,8 @@ fn smoothed(image: &[u8], shape: ImageShape) -> Vec<u8> {
     output
 }
 
-/// Gives each value of a channel the one that `table` makes of the channel's histogram.
+/// Replaces the values of each channel by the table that `table` computes from the channel's
+/// histogram.
 fn map_channels(image: &mut [u8], shape: ImageShape, table: fn(&[usize; 256]) -> [u8; 256]) {
     for channel in 0..shape.channels {
         let mut histogram = [0; 256];
@@ -328,7 +329,7 @@ fn stretched(histogram: &[usize; 256]) -> [u8; 256] {
     std::array::from_fn(|value| (value as f64 * scale - darkest as f64 * scale) as u8)
 }
 
-/// Returns the table after which all values are about equally frequent.
+/// Returns the table that makes all values approximately equally frequent.
 fn equalized(histogram: &[usize; 256]) -> [u8; 256] {
     let Some(brightest) = (0..256).rfind(|value| histogram[*value] > 0) else {
         return identity();
@@ -355,7 +356,7 @@ pub(crate) mod tests {
         channels: 3,
     };
 
-    /// Returns a picture with edges, ramps and noise; in the first channel only few values.
+    /// Returns a picture with edges, ramps and noise. The first channel has few different values.
     pub(crate) fn picture() -> Vec<u8> {
         let value = |y: usize, x: usize, channel: usize| match channel {
             0 => 40 + 30 * ((x / 5 + y / 6) % 3),

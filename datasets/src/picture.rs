@@ -1,4 +1,4 @@
-//! A batch as one picture for people.
+//! A batch as a picture for people.
 //!
 //! In: normalised pixels of images of one shape. Out: a PNG of the images next to each other.
 //! Invariant: pixels have their values before normalisation, up to rounding. Values outside 0..1
@@ -14,16 +14,16 @@ use crate::{ImageShape, Normalization};
 pub struct Picture {
     /// The encoded picture.
     pub png: Vec<u8>,
-    /// Its shape.
+    /// Shape of the picture.
     pub shape: ImageShape,
 }
 
-/// Arranges the images of `pixels` `[N, H, W, C]` in a square, row by row. Returns `None` without
-/// images, or if they have neither 1 nor 3 channels.
+/// Arranges the images of `pixels` `[N, H, W, C]` in a square, row by row. Returns `None` if there
+/// are no images, or if they have neither 1 nor 3 channels.
 ///
 /// # Panics
-/// If `pixels` is no whole number of images of `shape`, or `normalization` is of another number of
-/// channels.
+/// Panics if `pixels` is not a whole number of images of `shape`, or if `normalization` has another
+/// number of channels.
 pub fn picture(
     pixels: &[f32],
     shape: ImageShape,

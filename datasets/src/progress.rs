@@ -1,8 +1,7 @@
 //! Progress of this process on its data sets, for a watchdog.
 //!
-//! In: bytes that are downloaded, read and unpacked; images that are drawn; steps that are
-//! delivered. Out: their count.
-//! Invariant: the count only grows, and grows while work is done.
+//! In: downloaded, read and unpacked bytes, drawn images, and delivered steps. Out: their count.
+//! Invariant: the count never decreases, and increases while work is done.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +10,8 @@ static NUM_DONE: AtomicU64 = AtomicU64::new(0);
 
 /// Returns a count of the work that this process has done for its data sets.
 ///
-/// It adds up bytes downloaded, read, unpacked and made, images drawn and steps loaded. While it
-/// stands still, the process does nothing for its data.
+/// The count is the sum of bytes downloaded, read, unpacked and generated, images drawn, and steps
+/// loaded. While the count is constant, the process does no work on its data.
 pub fn progress() -> u64 {
     NUM_DONE.load(Ordering::Relaxed)
 }

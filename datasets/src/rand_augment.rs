@@ -1,16 +1,17 @@
-//! RandAugment: two random operations of about one strength on each training image.
+//! RandAugment: two random operations of similar strength on each training image.
 //!
-//! In: (seed, epoch, sample index). Out: the operations. Invariant: the draw depends on these only.
-//! Source: Cubuk et al. 2019, RandAugment (1909.13719), in the form of Wightman, Touvron and Jégou
-//! (2110.00476), which is timm's `rand-mM-mstd0.5-inc1`: two of 15 operations, each made with
-//! probability one half, stronger with a greater magnitude.
+//! In: (seed, epoch, sample index). Out: the operations.
+//! Invariant: a draw depends only on the inputs.
+//! Source: Cubuk et al. 2019, RandAugment (1909.13719), in the variant of Wightman, Touvron and
+//! Jégou (2110.00476). This is timm's `rand-mM-mstd0.5-inc1`: two of 15 operations, each applied
+//! with probability one half. A greater magnitude makes operations stronger.
 
 use rand_distr::{Distribution, StandardNormal};
 
 use crate::operation::{Operation, Reading};
 use crate::random::{Purpose, Stream};
 
-/// The largest magnitude.
+/// Maximum magnitude.
 pub const MAX_MAGNITUDE: f64 = 10.0;
 
 const NUM_DRAWS: usize = 2;
@@ -18,7 +19,7 @@ const NUM_KINDS: usize = 15;
 /// Standard deviation of the magnitude.
 const STANDARD_DEVIATION: f64 = 0.5;
 
-/// The strength of the operations.
+/// Strength of the operations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandAugment {
     /// Mean of the magnitude, 0 to [`MAX_MAGNITUDE`].
@@ -26,12 +27,12 @@ pub struct RandAugment {
 }
 
 impl RandAugment {
-    /// Draws what is done to one sample in one epoch; the mean of its data set, in parts of white,
-    /// comes in at the edges.
+    /// Draws the operations of one sample in one epoch. The mean of its data set, as a fraction of
+    /// white, is the colour outside the image.
     ///
     /// # Differs from PyTorch
-    /// The distribution is timm's, but that images are flipped after it, not before; the random
-    /// stream is our own.
+    /// The distribution is timm's, except that images are flipped afterwards, not before. The
+    /// random stream is Lockstep's.
     pub(crate) fn draw(
         self,
         seed: u64,
@@ -67,7 +68,7 @@ impl RandAugment {
     }
 }
 
-/// Returns the operation of this number; some have two directions.
+/// Returns the operation with this number. Some operations have two directions.
 fn of(kind: usize, magnitude: f64, is_negative: bool, reading: Reading) -> Operation {
     let up_to = |largest: f64| magnitude / MAX_MAGNITUDE * largest;
     let signed = |largest| {
@@ -102,8 +103,8 @@ mod tests {
     use super::*;
     use crate::operation::tests::{SHAPE, picture};
 
-    /// `datasets/tests/images/rand_augment.py` made them with PIL: of each operation three
-    /// strengths, both directions, both ways to read.
+    /// Results of PIL from `datasets/tests/images/rand_augment.py`: three strengths of each
+    /// operation, in both directions, with both interpolations.
     const FIXTURE: &[u8] = include_bytes!("../tests/images/rand_augment.bin");
 
     #[test]
@@ -140,7 +141,7 @@ mod tests {
         let inverted = draws(1, 1)
             .filter(|operation| *operation == Operation::Invert)
             .count();
-        // Five of n = 30,000 and p = 1/30 are 156.
+        // Five standard deviations for n = 30,000 and p = 1/30 are 156.
         assert!(inverted.abs_diff(1000) < 156, "{inverted}");
         assert!(
             draws(1, 1).eq(draws(1, 1))

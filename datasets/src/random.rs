@@ -1,7 +1,7 @@
-//! Random streams that depend only on their purpose.
+//! Random streams that depend only on their purpose and inputs.
 //!
 //! In: (seed, epoch or split, index, purpose). Out: an independent ChaCha8 stream.
-//! Invariant: the four words are the cipher's 256-bit key, so two uses never share a stream, on any
+//! Invariant: the four words are the cipher's 256-bit key. Two uses never share a stream, on any
 //! rank, thread or platform.
 //! Source: D. J. Bernstein, "ChaCha, a variant of Salsa20" (2008).
 
@@ -11,7 +11,7 @@ use rand::TryRng;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// The purpose of a stream; part of the key, so that purposes are independent.
+/// Purpose of a stream. It is part of the key, so that purposes are independent.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -67,7 +67,7 @@ impl Stream {
         low + (high - low) * self.unit()
     }
 
-    /// True with probability one half.
+    /// Returns true with probability one half.
     pub(crate) fn coin(&mut self) -> bool {
         self.0.next_u32() >> 31 == 1
     }
@@ -87,7 +87,7 @@ impl Stream {
     }
 }
 
-/// The interface of distributions.
+/// Implementation for the distributions of other crates.
 impl TryRng for Stream {
     type Error = Infallible;
 

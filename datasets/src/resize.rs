@@ -1,9 +1,9 @@
-//! Resizes a part of an image to the size of a sample, as Pillow and torchvision do.
+//! Resizes a part of an image to the size of a sample, like Pillow and torchvision.
 //!
 //! In: u8 `[h, w, C]` and a [`View`] of it. Out: u8 `[H, W, C]`.
-//! Invariant: bilinear, with a filter that widens as the image shrinks (antialiased), rounded to 8
-//! bits after each of two passes. Each value is within 1 of Pillow's on the images of a test, and
-//! rarely 2 off on others (4 values of 263,000).
+//! Invariant: the filter is bilinear, widens as the image shrinks (antialiased), and rounds to 8
+//! bits after each of two passes. Each value differs by at most 1 from Pillow's on the images of a
+//! test. On other images the difference is rarely 2 (4 values of 263,000).
 
 use std::cell::RefCell;
 
@@ -11,43 +11,43 @@ use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
 use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
-/// A part of an image in whole pixels, inside of it and not empty.
+/// A non-empty part of an image, in whole pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CropBox {
-    /// Columns left of it.
+    /// Number of columns to the left of the part.
     pub left: u32,
-    /// Rows above it.
+    /// Number of rows above the part.
     pub top: u32,
-    /// Columns of it.
+    /// Number of columns in the part.
     pub width: u32,
-    /// Rows of it.
+    /// Number of rows in the part.
     pub height: u32,
 }
 
-/// The part of an image that becomes a sample.
+/// Part of an image that becomes a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
-    /// This part, cropped before it is resized, as by torchvision's `resized_crop`. The filter
-    /// reads no pixels outside it.
+    /// A part that is cropped before the resize, as in torchvision's `resized_crop`. The filter
+    /// reads no pixels outside the part.
     Crop(CropBox),
-    /// The centre of the image after its shorter side was resized to this length, as by
-    /// torchvision's `Resize` and `CenterCrop`.
+    /// Centre of the image after the resize of its shorter side to this length, as in torchvision's
+    /// `Resize` and `CenterCrop`.
     Middle {
-        /// At least the height and width of the sample, in pixels.
+        /// Length of the shorter side, at least the height and width of the sample, in pixels.
         shorter_side: u32,
     },
 }
 
 impl View {
-    /// Returns the pixels of an image of this width and height that a sample of `lines` rows of
-    /// `columns` is made of, or more.
+    /// Returns the pixels of an image that are needed for a sample of `lines` rows and `columns`
+    /// columns. The result may be larger than necessary.
     pub(crate) fn reads(self, [width, height]: [u32; 2], [columns, lines]: [u32; 2]) -> CropBox {
         let shorter_side = match self {
             Self::Crop(part) => return part,
             Self::Middle { shorter_side } => shorter_side,
         };
         let resized = resized_size([width, height], shorter_side);
-        // The filter sees one pixel of the result to each side.
+        // The filter reads one resulting pixel more on each side.
         let along = |len: u32, resized: u32, wanted: u32| {
             let (start, seen) = middle(len, resized, wanted);
             let margin = (f64::from(len) / f64::from(resized)).max(1.0) + 2.0;
@@ -67,20 +67,20 @@ impl View {
         }
     }
 
-    /// Writes what is seen of an image.
+    /// Resizes the part into `output`.
     ///
     /// # Shapes
-    /// `image`: `[height, width, C]`, of which only what [`reads`](Self::reads) says matters;
-    /// `output`: `[H, W, C]`.
+    /// `image`: `[height, width, C]`. Only pixels inside [`reads`](Self::reads) matter. `output`:
+    /// `[H, W, C]`.
     ///
     /// # Panics
-    /// If a slice does not fit its shape, or a crop its image.
+    /// Panics if a slice does not fit its shape, or if a crop is not inside its image.
     pub(crate) fn apply(self, image: &[u8], size: [u32; 2], shape: [usize; 3], output: &mut [u8]) {
         let [height, width, channels] = shape;
         if channels == 3 {
             return self.apply_to_rgb(image, size, [width as u32, height as u32], output);
         }
-        // Other numbers of channels are rare: each channel is tripled.
+        // Other numbers of channels are rare. Each channel is tripled.
         let mut resized = vec![0; 3 * height * width];
         for channel in 0..channels {
             let of_channel = image.iter().skip(channel).step_by(channels);
@@ -108,8 +108,7 @@ impl View {
         let (part, options) = match self {
             Self::Crop(part) => (part, options),
             Self::Middle { shorter_side } => {
-                // Only the middle is computed: which pixels it comes from, seen with those around
-                // it.
+                // Only the middle is computed, from its source pixels and their neighbours.
                 let [wide, high] = resized_size([width, height], shorter_side);
                 let (left, across) = middle(width, wide, columns);
                 let (top, down) = middle(height, high, lines);
@@ -130,7 +129,7 @@ impl View {
             width,
             height,
         } = part;
-        // One type of source, since each is compiled for every instruction set.
+        // A single source type suffices, and each type is compiled for every instruction set.
         let part = TypedCroppedImage::new(source, left, top, width, height)
             .expect("a crop inside the image");
         let resized =
@@ -140,13 +139,13 @@ impl View {
 }
 
 thread_local! {
-    /// With the memory between its two passes.
+    /// Resizer of this thread, with the memory between its two passes.
     static RESIZER: RefCell<Resizer> = RefCell::new(Resizer::new());
 }
 
-/// Returns the width and the height after the shorter of both has become `shorter_side`.
+/// Returns the width and the height after the resize of the shorter side to `shorter_side`.
 ///
-/// The longer one is rounded down, as torchvision's `Resize` does.
+/// The longer side is rounded down, as in torchvision's `Resize`.
 fn resized_size([width, height]: [u32; 2], shorter_side: u32) -> [u32; 2] {
     let short = u64::from(width.min(height));
     let long = u64::from(width.max(height));
@@ -158,9 +157,10 @@ fn resized_size([width, height]: [u32; 2], shorter_side: u32) -> [u32; 2] {
     }
 }
 
-/// Returns the start and the length of the middle `wanted` pixels of a side resized to `resized`.
+/// Returns the start and the length of the middle `wanted` pixels of a side that is resized to
+/// `resized`.
 ///
-/// Both are in pixels of the original side of `len` pixels. An odd remainder is cut as by
+/// Both are in pixels of the original side of `len` pixels. An odd remainder is cut as in
 /// torchvision's `CenterCrop`: half a pixel is rounded to the even number.
 fn middle(len: u32, resized: u32, wanted: u32) -> (f64, f64) {
     let first = (f64::from(resized - wanted) / 2.0).round_ties_even();
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn half_a_pixel_of_margin_is_rounded_to_the_even_number() {
-        // Margins of 117, 115 and 32 pixels on both sides together.
+        // Total margins of 117, 115 and 32 pixels on both sides.
         for (resized, first) in [(341, 58.0), (339, 58.0), (256, 16.0)] {
             assert_eq!(middle(resized, resized, 224), (first, 224.0));
         }

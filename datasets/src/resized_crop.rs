@@ -1,33 +1,33 @@
-//! A random part of an image, chosen as by torchvision's `RandomResizedCrop`.
+//! A random part of an image, with the distribution of torchvision's `RandomResizedCrop`.
 //!
 //! In: (seed, epoch, sample index) and the size of the image. Out: a [`CropBox`].
-//! Invariant: the draw depends only on these.
+//! Invariant: a draw depends only on the inputs.
 //! Source: Szegedy et al. 2014 (1409.4842), section 6: 8 to 100 % of the area, aspect ratio 3/4 to
 //! 4/3.
 
 use crate::random::{Purpose, Stream};
 use crate::resize::CropBox;
 
-/// The smallest and largest width over height.
+/// Minimum and maximum aspect ratio, width over height.
 const RATIOS: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 
-/// The draws before the middle of the image is taken.
+/// Number of draws before the middle of the image is used.
 const MAX_TRIES: usize = 10;
 
-/// The range of areas from which crops are drawn.
+/// Range of areas of random crops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ResizedCrop {
-    /// The smallest share of the image's area, above 0.
+    /// Minimum share of the image's area, above 0.
     pub min_scale: f64,
-    /// The largest, at most 1.
+    /// Maximum share of the image's area, at most 1.
     pub max_scale: f64,
 }
 
 impl ResizedCrop {
-    /// Returns the part of a sample's image of this size in one epoch.
+    /// Returns the random part of a sample's image of this size in one epoch.
     ///
     /// # Differs from PyTorch
-    /// The distribution is torchvision's, the random stream our own.
+    /// The distribution is torchvision's. The random stream is Lockstep's.
     pub fn draw(self, seed: u64, epoch: u64, index: usize, [width, height]: [u32; 2]) -> CropBox {
         let mut stream = Stream::new(seed, epoch, index as u64, Purpose::ResizedCrop);
         let mut between = |low: f64, high: f64| low + (high - low) * f64::from(stream.unit());
@@ -35,7 +35,7 @@ impl ResizedCrop {
         let mut sides = || {
             let target = area * between(self.min_scale, self.max_scale);
             let ratio = libm::exp(between(libm::log(RATIOS.0), libm::log(RATIOS.1)));
-            // Python's round: half goes to the even number.
+            // Python's round: half is rounded to the even number.
             let side = |square: f64| square.sqrt().round_ties_even() as u32;
             (side(target * ratio), side(target / ratio))
         };
@@ -54,7 +54,7 @@ impl ResizedCrop {
     }
 }
 
-/// Returns the largest middle part of an allowed aspect ratio.
+/// Returns the largest middle part with an allowed aspect ratio.
 fn middle(width: u32, height: u32) -> CropBox {
     let ratio = f64::from(width) / f64::from(height);
     let times =
@@ -112,8 +112,8 @@ mod tests {
             let ratio = f64::from(*width) / f64::from(*height);
             assert!((0.74..=1.35).contains(&ratio), "{ratio}");
         }
-        // Large flat parts of a square do not fit and are drawn again; the mean is that of 400,000
-        // draws by torchvision's lines in Python.
+        // Large flat parts of a square do not fit and are drawn again. The expected mean comes from
+        // 400,000 draws by torchvision's code in Python.
         let scale = mean(&|part| f64::from(part.width * part.height) / 250_000.0);
         let ratio = mean(&|part| (f64::from(part.width) / f64::from(part.height)).ln());
         assert!((scale - 0.4788).abs() < 0.01, "{scale}");
@@ -126,7 +126,7 @@ mod tests {
             min_scale: 1.0,
             max_scale: 1.0,
         };
-        // 3/4 and 4/3 of the shorter side; a share of 1 never fits these.
+        // 3/4 and 4/3 of the shorter side. A share of 1 never fits these images.
         for ([width, height], expected) in [
             (
                 [100, 1000],

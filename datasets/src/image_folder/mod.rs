@@ -3,8 +3,8 @@
 //! In: `root/train/<class>/**/*.jpg`, and the same for the other splits ([`Split`]). Out:
 //! [`DatasetSplits`] of square RGB images.
 //! Invariant: classes and files are sorted by name, so labels and indices are equal on every
-//! machine. A label is the position of the class among those of the training split. A note names
-//! every file that is left out.
+//! machine. A label is the position of the class in the training split. A note names every skipped
+//! file.
 
 mod scan;
 
@@ -22,22 +22,24 @@ use scan::{LeftOut, class_names, scan};
 
 /// Opens the splits of a folder of images.
 ///
-/// Images are brought to their size as by [`load_image`](crate::load_image) and normalised with
-/// ImageNet's statistics. If they fit into memory they are decoded now. Otherwise
-/// `OnBadImage::Skip` decodes every file once to find bad files, and with `OnBadImage::Fail` a bad
-/// file is found when it is read. A split without labels is not opened; a note says so. Its
-/// images lie in no class folder, or in folders that are not classes of the training split.
+/// Images are resized like in [`load_image`](crate::load_image) and normalised with ImageNet's
+/// statistics. If they fit into memory they are decoded now. Otherwise `OnBadImage::Skip` decodes
+/// every file once to find bad files. With `OnBadImage::Fail` a bad file is found at its first
+/// read.
+///
+/// A split without labels is not opened, and a note says so. Its images are in no class folder, or
+/// in folders that are not classes of the training split.
 ///
 /// # Errors
 /// - If the folder of the training split is missing, has fewer than two classes, or has a class
 ///   without images.
 /// - If another split has images of other classes.
 /// - If a file cannot be read or, with `OnBadImage::Fail`, decoded.
-/// - If a setting is 0 or the size above 16,384.
+/// - If a setting is 0, or the size is above 16,384.
 ///
 /// # Differs from PyTorch
-/// torchvision's `ImageFolder` opens one split, takes hidden files, and leaves the resizing to a
-/// transform. The files of a class are the same, in the same order.
+/// torchvision's `ImageFolder` opens one split, includes hidden files, and has a transform for
+/// resizing. The files of a class are the same, in the same order.
 pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits, DatasetError> {
     config.check()?;
     let mut notes = Vec::new();
@@ -55,11 +57,11 @@ pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits,
     open_splits(splits, notes, keep, config)
 }
 
-/// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or another
-/// folder by its name. Other splits need not be there, and are not decoded.
+/// Opens one split like [`open`]: `train`, `val` or `test` under any of its names, or another
+/// folder by its name. Other splits may be missing, and are not decoded.
 ///
-/// Labels are mapped by name to positions in `classes`; without these to the classes of the
-/// training split, if there is one.
+/// Labels are mapped by name to positions in `classes`. Without `classes`, they are mapped to the
+/// classes of the training split, if there is one.
 ///
 /// # Errors
 /// As [`open`], and if the split is not there or has no labels.
@@ -87,7 +89,8 @@ pub fn open_split(
     found.open(split, keep, config)
 }
 
-/// Returns whether all images of `scope` are decoded now and kept, and a note on it.
+/// Returns true if all images of `scope` are decoded now and kept. Also returns a note on the
+/// decision.
 fn keeps(num_files: usize, scope: &str, config: &ReadConfig) -> (bool, String) {
     let needed = (num_files as u64).saturating_mul(3 * (config.sizing.size as u64).pow(2));
     let limit = config.memory_limit_bytes;
@@ -112,8 +115,8 @@ fn note_files(split: &mut FoundSplit<FolderSource>, how: &str) {
     split.notes.push(note);
 }
 
-/// Returns the files of all splits that have labels, the training split's first, with notes on the
-/// others; no file is opened.
+/// Returns the files of all splits with labels, the training split's first, with notes on other
+/// splits. Opens no file.
 pub(crate) fn scan_all(
     dir: &Path,
     notes: &mut Vec<String>,
@@ -143,7 +146,8 @@ pub(crate) fn scan_all(
     Ok(splits)
 }
 
-/// Returns the files of the split `name`, by its own classes, if it is there.
+/// Returns the files of the split `name` with the split's own classes. `None` if the split is
+/// missing.
 fn scan_named(dir: &Path, name: &str) -> Result<Option<FoundSplit<FolderSource>>, DatasetError> {
     let Some((folder, note)) = split::folder(dir, name)? else {
         return Ok(None);
@@ -169,7 +173,7 @@ fn missing(dir: &Path, name: &str) -> DatasetError {
     }
 }
 
-/// Rejects a single class, of which there is nothing to learn.
+/// Rejects a split with a single class, because there is nothing to learn.
 fn expect_classes(dir: &Path, split: &FoundSplit<FolderSource>) -> Result<(), DatasetError> {
     match split.class_names.as_deref() {
         Some([class_name]) => Err(DatasetError::invalid(
@@ -188,7 +192,7 @@ fn expect_classes(dir: &Path, split: &FoundSplit<FolderSource>) -> Result<(), Da
 pub(crate) struct FolderSource {
     /// Folder of the split.
     pub(crate) dir: PathBuf,
-    /// Sorted by class, then by folder, then by name.
+    /// Image files, sorted by class, then by folder, then by name.
     pub(crate) files: Vec<PathBuf>,
     left_out: BTreeMap<LeftOut, Vec<PathBuf>>,
 }
@@ -202,7 +206,7 @@ impl Source for FolderSource {
         self.files[image].clone()
     }
 
-    /// Returns the path below the split's folder with slashes, the same on every system.
+    /// Returns the path inside the split's folder with slashes, the same on every system.
     fn key(&self, image: usize) -> String {
         let path: &Path = &self.files[image];
         let relative = path.strip_prefix(&self.dir).unwrap_or(path);

@@ -1,9 +1,9 @@
 //! Lists the files of a folder of images without opening them.
 //!
-//! In: the folder of a split. Out: classes, files in order, notes on files that are left out.
+//! In: the folder of a split. Out: classes, files in order, and notes on skipped files.
 //! Invariant: the files of a class and their order are those of torchvision's `ImageFolder`: the
-//! files of the class folder and of all folders below it, with links followed. Notes name
-//! everything that is left out, except hidden files that are not images.
+//! files of the class folder and of all its subfolders, including links. Notes name all skipped
+//! entries, except hidden files that are not images.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -19,7 +19,7 @@ use crate::encoded::FoundSplit;
 use crate::error::{DatasetError, list};
 use crate::split::folder_names;
 
-/// Why an entry of a folder is no sample.
+/// Reason why an entry of a folder is not a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LeftOut {
     Misplaced,
@@ -45,22 +45,22 @@ impl LeftOut {
     }
 }
 
-/// The kind of an entry of a folder, links followed.
+/// Kind of a folder's entry. Links have the kind of their target.
 enum Kind {
     Folder,
     File,
 }
 
-/// A file system's own folder, which only root can read.
+/// Folder of the file system that only root can read.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// The extensions of files that may list the classes of images.
+/// Extensions of files that may list the classes of images.
 const LISTS: [&str; 3] = ["txt", "csv", "json"];
 
-/// Linux's error of a link that leads to itself.
+/// Linux's error for a link that leads to itself.
 const ELOOP: i32 = 40;
 
-/// A folder by its place on the disk.
+/// Identity of a folder on the disk.
 type Place = (u64, u64);
 
 /// Finds the images in the folder of a split.
@@ -92,7 +92,7 @@ pub(super) fn scan(dir: &Path) -> Result<FoundSplit<FolderSource>, DatasetError>
     Ok(split)
 }
 
-/// Returns the names of the class folders in the folder of a split, whatever these hold.
+/// Returns the names of the class folders in the folder of a split, with or without images.
 pub(super) fn class_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
     let mut names = folder_names(dir)?;
     names.retain(|name| name != LOST_AND_FOUND);
@@ -115,7 +115,7 @@ impl FoundSplit<FolderSource> {
         })?;
         let mut folders = Vec::new();
         self.source.collect(dir, &mut vec![of_split], &mut folders);
-        // As torchvision sorts what os.walk finds: whole paths as text.
+        // torchvision sorts the results of os.walk in the same way: whole paths as text.
         folders.sort_by(|(a, _), (b, _)| a.as_os_str().cmp(b.as_os_str()));
         let class_names = self.class_names.get_or_insert_default();
         let label = u16::try_from(class_names.len()).map_err(|_| {
@@ -130,7 +130,7 @@ impl FoundSplit<FolderSource> {
         Ok(())
     }
 
-    /// Maps the labels to positions in `expected`, the classes of the training.
+    /// Maps the labels to positions in `expected`, the classes of the training split.
     ///
     /// # Errors
     /// If the split has images of other classes, or no image has a label.
@@ -139,7 +139,7 @@ impl FoundSplit<FolderSource> {
         self.map_to(expected)
     }
 
-    /// Rejects a split without an image in the folder of a class of the training.
+    /// Rejects a split without any image in a class folder of the training split.
     fn expect_labels(&self, expected: &[String]) -> Result<(), DatasetError> {
         let class_names = self.class_names.as_deref().unwrap_or_default();
         let source = &self.source;
@@ -191,7 +191,7 @@ impl FoundSplit<FolderSource> {
         Err(DatasetError::unlabelled(&source.dir, found))
     }
 
-    /// Adds notes on what is left out.
+    /// Adds notes on skipped entries.
     pub(super) fn note_left_out(&mut self) {
         for (why, paths) in &self.source.left_out {
             let formats = match why {
@@ -234,8 +234,8 @@ impl FoundSplit<FolderSource> {
 }
 
 impl FolderSource {
-    /// Collects the images in `dir` and below, folder by folder; `within` are the folders that it
-    /// lies in.
+    /// Collects the images in `dir` and its subfolders, folder by folder. `within` contains the
+    /// parent folders.
     fn collect(
         &mut self,
         dir: &Path,
@@ -264,8 +264,9 @@ impl FolderSource {
         folders.push((dir.to_path_buf(), images));
     }
 
-    /// Returns the kind of an entry, links followed, unless it is left out. Only links and rare
-    /// kinds need a system call, which is slow on a network file system.
+    /// Returns the kind of an entry, with the target's kind for a link, or `None` if the entry is
+    /// skipped. Only links and rare kinds need a system call, which is slow on a network file
+    /// system.
     fn kind(&mut self, path: &Path, kind: Option<FileType>) -> Option<Kind> {
         let kind = match kind {
             Some(kind) if kind.is_file() || kind.is_dir() => Ok(kind),
@@ -294,7 +295,7 @@ impl FolderSource {
     }
 }
 
-/// Returns the extensions of files and how many have each, the commonest first.
+/// Returns the extensions of files with the number of files for each, most frequent first.
 fn formats(paths: &[PathBuf]) -> String {
     let mut counts = BTreeMap::<String, usize>::new();
     for path in paths {
@@ -318,8 +319,8 @@ fn place_of(dir: &Path) -> io::Result<Place> {
     fs::metadata(dir).map(|facts| (facts.dev(), facts.ino()))
 }
 
-/// Returns the entries of a folder, sorted by the bytes of their names, and what each is, links not
-/// followed.
+/// Returns the entries of a folder, sorted by the bytes of their names, with their kinds. Links
+/// keep the kind of a link.
 fn sorted_entries(dir: &Path) -> io::Result<Vec<(OsString, Option<FileType>)>> {
     let entries = fs::read_dir(dir)?
         .map(|entry| entry.map(|entry| (entry.file_name(), entry.file_type().ok())));

@@ -21,7 +21,7 @@ fn write_image(root: &TempDir, name: &str, value: u8) -> PathBuf {
     path
 }
 
-/// Returns a folder of two classes. The training images are 10, 11, 12 (cat) and 20, 21 (dog); the
+/// Writes a folder of two classes. The training images are 10, 11, 12 (cat) and 20, 21 (dog). The
 /// test images are 30 and 40.
 fn folder() -> TempDir {
     let root = tempfile::tempdir().unwrap();
@@ -345,7 +345,7 @@ fn each_split_is_found_by_any_of_its_names_and_alone() {
         }
         let splits = open(root.path(), &config()).unwrap();
         assert_eq!(names(&splits), [train, val, test].join(" "));
-        // Another folder opens by its name, whatever that is.
+        // A folder with any other name opens by this name.
         let alone = open_split(root.path(), "held-out", None, &config()).unwrap();
         assert_eq!(samples(&*alone), [(0, 30), (1, 40)]);
         assert!(
@@ -413,7 +413,7 @@ fn a_split_without_labels_is_left_out_with_a_note_and_blocks_no_other() {
         let note = splits.notes.join(" ");
         assert!(
             note.contains(found)
-                // Without an image there is nothing to predict.
+                // Without images there is nothing to predict.
                 && (place == "test/.hidden/")
                     != (note.contains("trainer predict") && note.contains("val_annotations.txt")),
             "{note}"
@@ -498,7 +498,7 @@ fn folders_below_a_class_are_read_as_torchvision_reads_them() {
     )
     .unwrap();
     let train = open(root.path(), &config()).unwrap().train;
-    // As sorted(os.walk(...)): the folders sort as text, so b-c comes before b/a.
+    // As in sorted(os.walk(...)), folders are sorted as text, so b-c comes before b/a.
     let expected = [
         (0, 10),
         (0, 11),

@@ -1,7 +1,7 @@
-//! The columns of a Parquet file: which hold images and labels, and what stands in them.
+//! Columns of a Parquet file: the columns of images and labels, and their content.
 //!
 //! In: an open file. Out: labels of a row group, the bytes of one image, names of classes.
-//! Invariant: as many labels as rows.
+//! Invariant: there are as many labels as rows.
 
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType, DataType};
@@ -10,29 +10,28 @@ use serde_json::Value;
 
 use super::shared_file::SharedFile;
 
-/// The columns that may hold the images, and those that may hold the labels, the first that is
-/// there.
+/// Names of columns for images, and for labels. The first existing column is used.
 pub(super) const IMAGES: [&str; 4] = ["image.bytes", "img.bytes", "image", "img"];
 pub(super) const LABELS: [&str; 3] = ["label", "labels", "fine_label"];
 
-/// The key of a file's metadata that holds the names of classes.
+/// Key of a file's metadata with the names of classes.
 const FACTS: &str = "huggingface";
 
-/// The label of a row.
+/// Label of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Label {
     Number(u16),
     Text(String),
-    /// Null, below 0 or no column.
+    /// Null, below 0, or without a column.
     None,
 }
 
-/// Returns the names of the columns; one that is a list has another name.
+/// Returns the names of the columns. The name of a list column is replaced.
 pub(super) fn leaves(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
     let columns = reader.metadata().file_metadata().schema_descr().columns();
     let name = |column: &parquet::schema::types::ColumnDescPtr| {
         let path = column.path().string();
-        // One value a row.
+        // The column has one value per row.
         if column.max_rep_level() == 0 {
             path
         } else {
@@ -42,8 +41,8 @@ pub(super) fn leaves(reader: &SerializedFileReader<SharedFile>) -> Vec<String> {
     columns.iter().map(name).collect()
 }
 
-/// Returns the first of the columns `names` that is there, else the only one that the file's
-/// metadata call `kind`.
+/// Returns the first existing column of `names`. Without one, returns the only column that the
+/// file's metadata call `kind`.
 pub(super) fn column(
     reader: &SerializedFileReader<SharedFile>,
     names: &[&str],
@@ -128,7 +127,7 @@ fn wrong_label(got: &str) -> String {
     format!("expected a label from 0 to 65535, got {got}")
 }
 
-/// Returns the labels of a column, of which some rows may have none.
+/// Returns the labels of a column, in which some rows may have none.
 fn column_labels<T: DataType>(
     mut column: ColumnReaderImpl<T>,
     num_rows: usize,
@@ -143,7 +142,7 @@ fn column_labels<T: DataType>(
         return Err(format!("expected {num_rows} labels, got {num_read}"));
     }
     let mut values = values.iter();
-    // A column in which every row has a value has no levels.
+    // A column with a value in every row has no levels.
     let most = present.iter().max().copied().unwrap_or(0);
     let is_there = |row: usize| present.get(row).is_none_or(|level| *level == most);
     let next = |row| match is_there(row).then(|| values.next()) {
@@ -184,7 +183,7 @@ pub(super) fn bytes(
     })
 }
 
-/// Returns the description of the columns in a file's metadata.
+/// Returns the columns' description in a file's metadata.
 pub(super) fn features(reader: &SerializedFileReader<SharedFile>) -> Value {
     let metadata = reader.metadata().file_metadata().key_value_metadata();
     let text = metadata.and_then(|metadata| {

@@ -1,12 +1,12 @@
-//! A data set of images in Parquet files, as Hugging Face publishes it.
+//! A data set of images in Parquet files in the format of Hugging Face.
 //!
-//! In: `DIR/train-*.parquet` and the same of other splits, or as [`Split`] says, with a column of
-//! images (`image` or `img`: bytes, or a struct with `bytes`) and one of labels (`label`, `labels`
-//! or `fine_label`, else the only one that the file calls classes). Out: [`DatasetSplits`].
-//! Invariant: files are sorted by name and samples stand as in their file, so that indices are the
-//! same on every machine; any sample is read by its file, row group and row. What damaged bytes do
-//! to the library that reads them is an error of their file. No row is left out without a note that
-//! names it.
+//! In: `DIR/train-*.parquet` and files of other splits, with the names in [`Split`]. One column has
+//! images (`image` or `img`: bytes, or a struct with `bytes`). Another column has labels (`label`,
+//! `labels` or `fine_label`, or the only column that the file calls classes). Out:
+//! [`DatasetSplits`].
+//! Invariant: files are sorted by name, and samples have the order of their file, so that indices
+//! are the same on every machine. A file, a row group and a row identify a sample. A panic of the
+//! Parquet library on damaged bytes becomes an error of the file. A note names every skipped row.
 
 mod columns;
 mod shared_file;
@@ -31,14 +31,14 @@ use crate::split::{FoundFiles, Split, SplitFiles};
 use columns::{Label, bytes, class_names, column, features, labels, leaves};
 use shared_file::SharedFile;
 
-/// Ending of file names.
+/// Suffix of file names.
 const ENDING: &str = ".parquet";
 
-/// Opens the splits of a folder of Parquet files. Footers and labels are read now, an image on
+/// Opens the splits of a folder of Parquet files. Footers and labels are read now, and images on
 /// demand.
 ///
-/// The class names are those in the files' metadata, else the labels if they are text, sorted, else
-/// numbers. A split without any label is not opened; a note says so.
+/// The class names come from the files' metadata. Without them, they are the sorted text labels, or
+/// numbers. A split without any label is not opened, and a note says so.
 ///
 /// # Errors
 /// If there are no files of the training split, or a file cannot be read or has other columns. If a
@@ -70,12 +70,12 @@ pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits,
     open_splits(splits, notes, false, config)
 }
 
-/// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or other files
-/// by a word of their names. Files of other splits need not be there.
+/// Opens one split like [`open`]: `train`, `val` or `test` under any of its names, or other files
+/// by a word of their names. Files of other splits may be missing.
 ///
-/// Labels are mapped by name to positions in `classes`; where the files name no classes, nor those
-/// of the training split, they are these positions. Without `classes`, the classes are those that
-/// [`open`] finds in this split and the training split, if that is there.
+/// Labels are mapped by name to positions in `classes`. If neither these files nor those of the
+/// training split name classes, labels are positions in `classes`. Without `classes`, the classes
+/// are those that [`open`] finds in this split and in the training split, if it exists.
 ///
 /// # Errors
 /// As [`open`], and if the split is not there or has no labels.
@@ -110,7 +110,7 @@ fn missing(files: &SplitFiles, name: &str) -> DatasetError {
     files.missing(name, "Give the folder of a downloaded data set")
 }
 
-/// The files of a split.
+/// Files of a split.
 struct ParquetSource {
     dir: PathBuf,
     split: String,
@@ -122,7 +122,7 @@ struct ParquetSource {
 struct ParquetFile {
     path: PathBuf,
     reader: SerializedFileReader<SharedFile>,
-    /// The column of the encoded images.
+    /// Index of the column with encoded images.
     bytes: usize,
 }
 
@@ -164,7 +164,7 @@ fn find_rows(
     Ok(found)
 }
 
-/// Rejects labels beyond the names of the classes.
+/// Rejects labels without a class name.
 fn expect_names(found: &FoundSplit<ParquetSource>) -> Result<(), DatasetError> {
     let expected = found.num_labels();
     match &found.class_names {
@@ -176,7 +176,7 @@ fn expect_names(found: &FoundSplit<ParquetSource>) -> Result<(), DatasetError> {
     }
 }
 
-/// Keeps the rows with a label, makes classes of labels that are text, and returns the other rows.
+/// Keeps the rows with a label, converts text labels to classes, and returns the other rows.
 fn take_labels(
     found: &mut FoundSplit<ParquetSource>,
     labels: Vec<Label>,
@@ -228,7 +228,7 @@ impl ParquetSource {
         path.join(format!("row group {group} row {row}"))
     }
 
-    /// Adds the rows of a file, and their labels to `all_labels`; returns the names of the classes.
+    /// Adds the rows of a file, and their labels to `all_labels`. Returns the names of the classes.
     fn add(
         &mut self,
         name: &str,
@@ -309,15 +309,15 @@ thread_local! {
     static IS_READING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns true if this thread is inside the library that reads the files. A panic there is caught
-/// and becomes an error of the file, so a panic hook that ends the program, as MPI needs one, asks
-/// this first.
+/// Returns true if this thread is inside the Parquet library. A panic there is caught and becomes
+/// an error of the file. A panic hook that ends the program, as MPI needs, must check this function
+/// first.
 #[must_use]
 pub fn is_reading() -> bool {
     IS_READING.get()
 }
 
-/// Runs `read` inside the Parquet library, which may panic at damaged bytes.
+/// Runs `read` inside the Parquet library, which may panic on damaged bytes.
 fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     IS_READING.set(true);
     let read = catch_unwind(AssertUnwindSafe(read));
@@ -327,9 +327,9 @@ fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     })
 }
 
-/// Rejects a file that claims more rows than it has bytes.
+/// Rejects a file that declares more rows than it has bytes.
 ///
-/// A few damaged bytes can claim any number of rows.
+/// A few damaged bytes can declare any number of rows.
 fn expect_rows(reader: &SerializedFileReader<SharedFile>, most_rows: u64) -> Result<(), String> {
     let groups = reader.metadata().row_groups().iter();
     let num_rows = groups

@@ -1,7 +1,7 @@
 //! A file for concurrent reads by the Parquet library.
 //!
-//! In: an open file. Out: its bytes at any offset. Invariant: a read does not move the position of
-//! another read.
+//! In: an open file. Out: its bytes at any offset.
+//! Invariant: a read does not move the position of another read.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -12,11 +12,11 @@ use bytes::Bytes;
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 
-/// A file that several threads read at once: each says where, and none moves the position of
-/// another, as `File` itself would.
+/// A file for concurrent reads by several threads. Each read has an offset. Reads of a plain `File`
+/// would move each other's position.
 pub(super) struct SharedFile(pub(super) Arc<File>);
 
-/// The bytes of a file from a position on.
+/// Bytes of a file from a position on.
 pub(super) struct FileFrom {
     file: Arc<File>,
     position: u64,

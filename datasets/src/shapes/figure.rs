@@ -1,6 +1,6 @@
-//! The ten figures of the embedded data set.
+//! The ten figures of the shapes data set.
 //!
-//! In: a class and a random stream. Out: the covered share of each pixel.
+//! In: a class and a random stream. Out: the coverage of each pixel.
 //! Invariant: all classes draw position and size in the same way.
 //! Source: signed distances to boxes and polygons after I. Quilez, "2D distance functions".
 
@@ -49,7 +49,8 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Any rotation, a radius of 7 to 12 pixels, anywhere inside the image.
+    /// Returns a figure with any rotation, a radius of 7 to 12 pixels, and any position inside the
+    /// image.
     pub(super) fn random(class: usize, stream: &mut Stream) -> Self {
         let radius = stream.between(7.0, 12.0);
         let angle = stream.between(0.0, std::f32::consts::TAU);
@@ -64,8 +65,8 @@ impl Figure {
         }
     }
 
-    /// Calls `paint` with the position, the coverage in 0..=1 and a place along the figure in 0..=1
-    /// for each pixel covered.
+    /// Calls `paint` for each covered pixel. The arguments are the position, the coverage in 0..=1,
+    /// and a position along the figure in 0..=1.
     pub(super) fn draw(&self, mut paint: impl FnMut(usize, f32, f32)) {
         for position in 0..SIDE * SIDE {
             let x = (position % SIDE) as f32 - self.centre[0];
@@ -74,7 +75,7 @@ impl Figure {
                 (x * self.cos + y * self.sin) / self.radius,
                 (y * self.cos - x * self.sin) / self.radius,
             ];
-            // No figure reaches beyond 1.1 radii; half a pixel more is the soft edge.
+            // No figure extends beyond 1.1 radii. The soft edge adds half a pixel.
             if libm::hypotf(point[0], point[1]) > 1.2 {
                 continue;
             }
@@ -86,7 +87,8 @@ impl Figure {
     }
 }
 
-/// Returns the signed distance to a class's outline in units of the radius, negative inside.
+/// Returns the signed distance to a class's outline in units of the radius, negative inside the
+/// figure.
 fn distance(class: usize, point: Point) -> f32 {
     let [x, y] = point;
     match class {
@@ -127,7 +129,7 @@ fn to_polygon([x, y]: Point, vertices: &[Point]) -> f32 {
             from[0] - edge[0] * share,
             from[1] - edge[1] * share,
         ));
-        // A ray to the right crosses an odd number of edges exactly if it starts inside.
+        // A ray to the right crosses an odd number of edges if and only if it starts inside.
         if (vertex[1] > y) != (previous[1] > y) && from[0] < edge[0] * from[1] / edge[1] {
             inside = !inside;
         }

@@ -1,10 +1,10 @@
-//! The embedded data set: ten classes of geometric figures, 32x32 RGB, drawn when it is opened.
+//! The shapes data set: ten classes of geometric figures, 32x32 RGB, drawn when it is opened.
 //!
 //! In: numbers of samples and a seed. Out: [`DatasetSplits`] in memory.
-//! Invariant: sample i of a split is a pure function of (seed, split, i); class i mod 10 keeps
-//! labels balanced. Position, size, rotation, colours, background, distractors and noise are drawn
-//! alike for all classes. Only the form differs between classes, and no linear function of the
-//! pixels separates them.
+//! Invariant: sample i of a split is a pure function of (seed, split, i). Class i mod 10 keeps
+//! labels balanced. Position, size, rotation, colours, background, distractors and noise have the
+//! same distribution for all classes. Only the form differs between classes, and no linear function
+//! of the pixels separates them.
 
 mod figure;
 
@@ -26,15 +26,15 @@ const SHAPE: ImageShape = ImageShape {
     channels: 3,
 };
 
-/// The data set of figures.
+/// The data set of geometric figures.
 #[derive(Clone, Copy, Debug)]
 pub struct ShapesDataset;
 
 impl ShapesDataset {
-    /// Draws so many training and test samples of a seed on all CPUs.
+    /// Draws training and test samples of a seed on all CPUs.
     ///
     /// # Errors
-    /// If a count is 0, or the system does not grant the memory.
+    /// Returns an error if a count is 0, or if the system cannot allocate the memory.
     #[expect(clippy::new_ret_no_self, reason = "a data set is opened as its splits")]
     pub fn new(
         num_train: usize,
@@ -43,7 +43,7 @@ impl ShapesDataset {
     ) -> Result<DatasetSplits, DatasetError> {
         let train = draw_split("train", seed, 0, num_train)?;
         let test = draw_split("test", seed, 1, num_test)?;
-        // Measured over 10,000 training samples of seed 0, rounded.
+        // Statistics of 10,000 training samples of seed 0, rounded.
         let normalization = Normalization {
             mean: vec![0.5; 3],
             std: vec![0.25; 3],
@@ -88,7 +88,7 @@ fn draw_split(
     }))
 }
 
-/// An RGB colour, 0..1 a channel.
+/// An RGB colour, 0..1 per channel.
 type Colour = [f32; 3];
 
 fn draw_image(mut stream: Stream, class: usize, image: &mut [u8]) {
@@ -122,8 +122,8 @@ fn random_colour(stream: &mut Stream) -> Colour {
     std::array::from_fn(|_| stream.unit())
 }
 
-/// Returns a colour far from every mixture of the two background colours, else the figure could not
-/// be seen.
+/// Returns a colour far from every mixture of the two background colours, so that the figure is
+/// visible.
 fn contrasting_colour(stream: &mut Stream, [from, to]: [Colour; 2]) -> Colour {
     let dot = |a: Colour, b: Colour| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     let minus =
@@ -132,7 +132,7 @@ fn contrasting_colour(stream: &mut Stream, [from, to]: [Colour; 2]) -> Colour {
     let mut best = (f32::MIN, [0.0; 3]);
     for _ in 0..16 {
         let colour = random_colour(stream);
-        // Two equal background colours are a line of length 0, which must not divide.
+        // Two equal background colours form a line of length 0, which must not be a divisor.
         let share = dot(minus(colour, from), line) / dot(line, line).max(f32::MIN_POSITIVE);
         let gap = minus(colour, mix(from, to, share.clamp(0.0, 1.0)));
         let contrast = dot(gap, gap).sqrt();
@@ -150,8 +150,8 @@ fn mix(from: Colour, to: Colour, share: f32) -> Colour {
     std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * share)
 }
 
-/// A smooth change between two colours: a product of two waves of random direction, length and
-/// phase.
+/// A smooth transition between two colours: a product of two waves with random direction, length
+/// and phase.
 struct Background {
     waves: [[f32; 3]; 2],
     strength: f32,
@@ -161,7 +161,7 @@ impl Background {
     fn random(stream: &mut Stream) -> Self {
         let waves = std::array::from_fn(|_| {
             let angle = stream.between(0.0, std::f32::consts::TAU);
-            // From one period over three images, almost a gradient, to one in ten pixels.
+            // The period is between three images, almost a gradient, and ten pixels.
             let frequency = std::f32::consts::TAU / stream.between(10.0, 96.0);
             let phase = stream.between(0.0, std::f32::consts::TAU);
             [
