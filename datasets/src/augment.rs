@@ -92,7 +92,7 @@ impl Augment {
     /// fill the edges of an image.
     ///
     /// # Errors
-    /// If the data set cannot read them.
+    /// Returns an error if the data set cannot read them.
     pub(crate) fn read(
         self,
         (seed, epoch, draw): (u64, u64, usize),

@@ -34,7 +34,7 @@ impl Subset {
     /// keep the order of the data set.
     ///
     /// # Errors
-    /// If `num_samples` is 0 or more than the data set has.
+    /// Returns an error if `num_samples` is 0 or more than the data set has.
     pub fn first(inner: Arc<dyn ImageDataset>, num_samples: usize) -> Result<Self, DatasetError> {
         if num_samples == 0 || num_samples > inner.len() {
             let expected = format!("1 to {} samples of {}", inner.len(), inner.name());
@@ -61,7 +61,8 @@ impl Subset {
     /// the order of the data set.
     ///
     /// # Errors
-    /// If `share` is not above 0 and below 1, or leaves one of the parts without samples.
+    /// Returns an error if `share` is not above 0 and below 1, or leaves one of the parts without
+    /// samples.
     pub fn train_and_validation(
         inner: Arc<dyn ImageDataset>,
         share: f64,

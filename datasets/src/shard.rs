@@ -1,11 +1,11 @@
-//! The samples that a shard reads in each step of an epoch.
+//! The samples of a shard in each step of an epoch.
 //!
 //! In: (num_samples, global_batch_size, seed, epoch, shard_index, num_shards). Out: the indices of
 //! each step.
-//! Invariant: all shards make the same number of steps. Global batch k is the same set of samples
-//! for every number of shards. In an epoch every sample is read once, unless `drop_last` drops the
+//! Invariant: all shards have the same number of steps. Global batch k is the same set of samples
+//! for every number of shards. An epoch reads every sample once, unless `drop_last` drops the
 //! partial batch or the order is [balanced](ShardPlan::balanced).
-//! Source: one shuffle an epoch, split over the workers, as in arXiv 1706.02677, section 2.3.
+//! Source: one shuffle per epoch, divided among the workers, as in arXiv 1706.02677, section 2.3.
 
 use std::ops::Range;
 
@@ -13,34 +13,34 @@ use crate::dataset::ImageDataset;
 use crate::error::DatasetError;
 use crate::random::{Purpose, Stream};
 
-/// The inputs of a plan; the shards of a job differ only in `shard_index`.
+/// Inputs of a plan. The shards of a job differ only in `shard_index`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardConfig {
-    /// The number of samples of the data set.
+    /// Number of samples in the data set.
     pub num_samples: usize,
-    /// The number of samples of one step over all shards; a multiple of `num_shards`.
+    /// Number of samples of one step over all shards, a multiple of `num_shards`.
     pub global_batch_size: usize,
-    /// The seed of the order.
+    /// Seed of the order.
     pub seed: u64,
-    /// The epoch, from 0; each has its own order.
+    /// Epoch, from 0. Each epoch has a different order.
     pub epoch: u64,
-    /// True if samples come in random order, or else by index.
+    /// True for a random order, false for the order by index.
     pub shuffle: bool,
-    /// True if the last global batch is dropped if it is partial.
+    /// True if a partial last global batch is dropped.
     pub drop_last: bool,
-    /// The shard that this plan is for, in `0..num_shards`.
+    /// Shard of this plan, in `0..num_shards`.
     pub shard_index: usize,
-    /// The number of shards.
+    /// Number of shards.
     pub num_shards: usize,
-    /// Number of consecutive shards of this plan's reader, from `shard_index` on: one or more. Each
-    /// is a separate batch, so that results of a shard do not depend on the other shards of the
-    /// reader.
+    /// Number of consecutive shards of this plan's reader, from `shard_index` on, at least one.
+    /// Each shard is a separate batch, so that its results do not depend on the reader's other
+    /// shards.
     pub num_own_shards: usize,
 }
 
 impl ShardConfig {
-    /// Returns the only shard there is, of epoch 0, by index, with the last batch even where it is
-    /// partial, and seed 0.
+    /// Returns the inputs of a single shard: epoch 0, seed 0, order by index, with a partial last
+    /// batch.
     pub fn new(num_samples: usize, global_batch_size: usize) -> Self {
         Self {
             num_samples,
@@ -56,28 +56,28 @@ impl ShardConfig {
     }
 }
 
-/// The samples of one shard in one epoch, step by step.
+/// Samples of one shard in one epoch, step by step.
 #[derive(Clone, Debug)]
 pub struct ShardPlan {
     config: ShardConfig,
-    /// The draw of each position; none is the order by index, which needs no memory.
+    /// Draw at each position. `None` is the order by index, which needs no memory.
     order: Option<Vec<usize>>,
 }
 
 /// One shard's part of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepShard {
-    /// The number of samples of the step over all shards: the weight of a partial batch.
+    /// Number of samples of the step over all shards, which gives the weight of a partial batch.
     pub global_num_samples: usize,
-    /// This shard's samples; may be empty in the last step.
+    /// Samples of this shard. May be empty in the last step.
     pub indices: Vec<usize>,
-    /// A number for each of these samples by which its random changes are drawn: its index, plus
-    /// `num_samples` for each time that the epoch has drawn it before.
+    /// Number of each sample for its random augmentation: its index, plus `num_samples` for each
+    /// earlier draw of the sample in this epoch.
     pub draws: Vec<usize>,
 }
 
 impl ShardPlan {
-    /// Draws the epoch's order.
+    /// Returns the plan of an epoch in the order of `config`.
     ///
     /// # Errors
     /// - If there are no samples or no shards.
@@ -129,16 +129,16 @@ impl ShardPlan {
         Ok(Self { config, order })
     }
 
-    /// As [`new`](Self::new), in a random order that favours no class: each of the epoch's
-    /// `num_samples` samples is drawn with replacement, its class first, with equal probabilities,
-    /// then a sample of that class. It is PyTorch's `WeightedRandomSampler` with weights of one
-    /// over the size of a sample's class.
+    /// Returns a plan like [`new`](Self::new), with a random order in which all classes are equally
+    /// frequent. Each of the epoch's `num_samples` samples is drawn with replacement: first a
+    /// class, with equal probabilities, then a sample of this class. The order equals that of
+    /// PyTorch's `WeightedRandomSampler` with the inverse sizes of the samples' classes as weights.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Returns an error in the cases of [`new`](Self::new).
     ///
     /// # Panics
-    /// If `config` is for another number of samples than `dataset` has.
+    /// Panics if `config` is for another number of samples than `dataset` has.
     pub fn balanced(config: ShardConfig, dataset: &dyn ImageDataset) -> Result<Self, DatasetError> {
         let num_samples = dataset.len();
         assert_eq!(
@@ -191,10 +191,10 @@ impl ShardPlan {
         }
     }
 
-    /// Returns the plan's first shard's samples of a step.
+    /// Returns the samples of a step for the plan's first shard.
     ///
     /// # Panics
-    /// If `step_in_epoch` is not below `num_steps`.
+    /// Panics if `step_in_epoch` is not below `num_steps`.
     pub fn step(&self, step_in_epoch: usize) -> StepShard {
         self.step_of(self.config.shard_index, step_in_epoch)
     }
@@ -204,11 +204,11 @@ impl ShardPlan {
         self.config.shard_index..self.config.shard_index + self.config.num_own_shards
     }
 
-    /// Returns a shard's samples of a step: positions r, r + N, r + 2N … of the global batch for
-    /// shard r of N.
+    /// Returns a shard's samples of a step. Shard r of N has positions r, r + N, r + 2N … of the
+    /// global batch.
     ///
     /// # Panics
-    /// If `step_in_epoch` is not below `num_steps`.
+    /// Panics if `step_in_epoch` is not below `num_steps`.
     pub fn step_of(&self, shard_index: usize, step_in_epoch: usize) -> StepShard {
         let positions = self.positions(step_in_epoch);
         let global_num_samples = positions.len();
@@ -228,7 +228,7 @@ impl ShardPlan {
     /// Returns the samples of a step over all shards, in the order of the epoch.
     ///
     /// # Panics
-    /// If `step_in_epoch` is not below `num_steps`.
+    /// Panics if `step_in_epoch` is not below `num_steps`.
     pub fn global_batch(&self, step_in_epoch: usize) -> impl Iterator<Item = usize> {
         self.positions(step_in_epoch)
             .map(|position| self.draw(position) % self.config.num_samples)
@@ -250,8 +250,8 @@ impl ShardPlan {
             .map_or(position, |order| order[position])
     }
 
-    /// Returns the largest number of samples that any shard has in a step, by which all shards
-    /// count their micro-batches.
+    /// Returns the largest number of samples of any shard in a step, which determines the number of
+    /// micro-batches on all shards.
     pub(crate) fn max_shard_samples(&self, global_num_samples: usize) -> usize {
         global_num_samples.div_ceil(self.config.num_shards)
     }

@@ -1,8 +1,9 @@
-//! Names of folders and files of the splits of a data set.
+//! Names of folders and files of a data set's splits.
 //!
 //! In: names of folders and files. Out: a [`Split`], the folder or the files of a split, and notes
-//! on what is not used.
-//! Invariant: only this file decides, for folders of images, tar shards and Parquet files.
+//! on unused entries.
+//! Invariant: only this file maps names to splits, for folders of images, tar shards and Parquet
+//! files.
 //!
 //! | Split | Names, in any case; the first that exists is used |
 //! |---|---|
@@ -10,9 +11,9 @@
 //! | [`Split::Val`] | `val`, `valid`, `validation` |
 //! | [`Split::Test`] | `test`, `testing` |
 //!
-//! A folder of images has exactly such a name. For a file the first such word of its name counts
-//! (`imagenet1k-train-0000.tar`, `validation-00000-of-00014.parquet`, `val2017.tar`), else the
-//! nearest folder of such a name (`train/0000.parquet`).
+//! A folder of images has exactly such a name. For a file, the first such word in its name counts
+//! (`imagenet1k-train-0000.tar`, `validation-00000-of-00014.parquet`, `val2017.tar`). Without such
+//! a word, the nearest folder with such a name counts (`train/0000.parquet`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,13 +22,13 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{DatasetError, list};
 
-/// The deepest level below a data set's folder at which files are looked for.
+/// Maximum depth below a data set's folder for the search for files.
 const MAX_DEPTH: usize = 3;
 
-/// Why a file that has the ending of a data set before another one is not read.
+/// Reason why a compressed file is not read.
 const COMPRESSED: &str = "compressed files cannot be read at any place";
 
-/// A part of a data set by its purpose.
+/// Part of a data set by its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "cli",
@@ -35,11 +36,11 @@ const COMPRESSED: &str = "compressed files cannot be read at any place";
     serde(rename_all = "kebab-case")
 )]
 pub enum Split {
-    /// Samples to learn from.
+    /// Samples for training.
     Train,
-    /// Samples to compare epochs and settings by.
+    /// Samples for the comparison of epochs and settings.
     Val,
-    /// Samples to measure the result by, once.
+    /// Samples for the final measurement.
     Test,
 }
 
@@ -47,8 +48,8 @@ impl Split {
     /// All splits.
     pub const ALL: [Self; 3] = [Self::Train, Self::Val, Self::Test];
 
-    /// Returns the names that a folder or file of the split may have, in lower case; the first is
-    /// the split's own.
+    /// Returns the accepted names of a folder or file of the split, in lower case. The first name
+    /// is the split's own.
     #[must_use]
     pub fn names(self) -> &'static [&'static str] {
         match self {
@@ -58,7 +59,7 @@ impl Split {
         }
     }
 
-    /// Returns the split that has this name, in any case.
+    /// Returns the split with this name, in upper or lower case.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|split| {
@@ -76,8 +77,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// Returns the names to look for: `name` itself, then the other names of the split that it names,
-/// if any.
+/// Returns the names to search for: `name`, then other names of the same split, if there are any.
 fn wanted(name: &str) -> Vec<String> {
     let others = Split::of_name(name).map_or(&[][..], Split::names);
     let others = others
@@ -87,15 +87,15 @@ fn wanted(name: &str) -> Vec<String> {
     std::iter::once(name.to_owned()).chain(others).collect()
 }
 
-/// Returns the folder of the split `name` in `dir`, if there is one, and a note on others of the
-/// same split.
+/// Returns the folder of the split `name` in `dir`, if there is one, and a note on other folders of
+/// the same split.
 pub(crate) fn folder(
     dir: &Path,
     name: &str,
 ) -> Result<Option<(PathBuf, Option<String>)>, DatasetError> {
     let names = folder_names(dir)?;
     let mut found: Vec<&String> = names.iter().filter(|found| *found == name).collect();
-    // The very name goes first, then others in another case or form.
+    // The exact name has priority over names in another case or form.
     for wanted in wanted(name) {
         let is_new =
             |other: &&String| other.eq_ignore_ascii_case(&wanted) && !found.contains(other);
@@ -108,8 +108,8 @@ pub(crate) fn folder(
     Ok(Some((dir.join(used), (!others.is_empty()).then(unused))))
 }
 
-/// Notes on entries of `dir` that have the name of a split and are no folders, such as links to a
-/// disk that is not mounted.
+/// Returns notes on entries of `dir` that have the name of a split but are not folders, such as
+/// links to a disk that is not mounted.
 pub(crate) fn not_folders(dir: &Path) -> Vec<String> {
     let names = Split::ALL
         .into_iter()
@@ -123,8 +123,8 @@ pub(crate) fn not_folders(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Returns the names of the folders in `dir`, sorted; hidden ones and those that are not UTF-8 are
-/// left out.
+/// Returns the names of the folders in `dir`, sorted, except hidden names and names that are not
+/// UTF-8.
 pub(crate) fn folder_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(DatasetError::io("read", dir))? {
@@ -140,33 +140,33 @@ pub(crate) fn folder_names(dir: &Path) -> Result<Vec<String>, DatasetError> {
     Ok(names)
 }
 
-/// The files of a data set that have its ending.
+/// Files of a data set with its suffix.
 #[derive(Debug)]
 pub(crate) struct SplitFiles {
-    /// The folder that was given.
+    /// Folder of the data set.
     dir: PathBuf,
     /// Paths below `dir` with slashes, sorted.
     names: Vec<String>,
-    /// Compressed files: paths below `dir` in which `ending` stands before another ending.
+    /// Compressed files: paths below `dir` with another suffix after `ending`.
     others: Vec<String>,
-    /// Ending of file names: ".tar".
+    /// Suffix of file names: ".tar".
     ending: &'static str,
 }
 
-/// The files of one split.
+/// Files of one split.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FoundFiles {
-    /// The split by the name that its files have: "validation".
+    /// Name of the split in the files' names: "validation".
     pub(crate) split: String,
-    /// Paths below the data set's folder, sorted; never empty.
+    /// Paths below the data set's folder, sorted. Never empty.
     pub(crate) names: Vec<String>,
-    /// Notes on files that are not used.
+    /// Notes on unused files.
     pub(crate) notes: Vec<String>,
 }
 
 impl SplitFiles {
-    /// Lists the files that end with `ending` in `dir`; where there are none, those in its folders,
-    /// and so on.
+    /// Lists the files in `dir` whose names end with `ending`. If there are none, lists those in
+    /// the folders of `dir`, and so on.
     pub(crate) fn list(dir: &Path, ending: &'static str) -> Result<Self, DatasetError> {
         let mut files = Self {
             dir: dir.to_path_buf(),
@@ -219,10 +219,10 @@ impl SplitFiles {
         Ok(())
     }
 
-    /// Returns the files of the split `name`; `None` if there are none.
+    /// Returns the files of the split `name`, or `None` if there are none.
     ///
     /// # Errors
-    /// If the split's files are of several data sets.
+    /// Returns an error if the split's files belong to several data sets.
     pub(crate) fn of(&self, name: &str) -> Result<Option<FoundFiles>, DatasetError> {
         let wanted = wanted(name);
         let mut by_name: BTreeMap<usize, BTreeMap<String, Vec<String>>> = BTreeMap::new();
@@ -244,7 +244,7 @@ impl SplitFiles {
             return Ok(None);
         };
         let split = &wanted[rank];
-        // Files that begin with the split's name are the data set's own.
+        // Files whose names start with the split's name belong to the data set itself.
         let own = match groups.len() {
             1 => groups.pop_first().map(|(_, own)| own),
             _ => groups.remove(""),
@@ -287,7 +287,7 @@ impl SplitFiles {
         }))
     }
 
-    /// Notes on files of no split, and on a split all of whose files are compressed.
+    /// Returns notes on files without a split, and on a split with only compressed files.
     pub(crate) fn unused(&self) -> Vec<String> {
         let mut notes = Vec::new();
         for split in Split::ALL {
@@ -322,7 +322,7 @@ impl SplitFiles {
         notes
     }
 
-    /// Returns the error that the files of the split `name` are not there, and what is.
+    /// Returns the error of missing files of the split `name`, with the files that exist.
     pub(crate) fn missing(&self, name: &str, remedy: &'static str) -> DatasetError {
         let wanted = wanted(name);
         let compressed: Vec<&String> = self
@@ -352,15 +352,15 @@ impl SplitFiles {
     }
 }
 
-/// Returns true if the file `path` belongs to the split `name`, which has these names.
+/// Returns true if the file `path` belongs to the split `name`, whose names are `wanted`.
 fn is_of(path: &str, name: &str, wanted: &[String]) -> bool {
     split_of(path, name).is_some_and(|(split, _)| wanted.contains(&split))
 }
 
-/// Returns the name of the split that a file belongs to, and the data set it belongs to: what
-/// precedes the split's name, without digits.
+/// Returns the name of a file's split and its data set. The data set is the text before the split's
+/// name, without digits.
 ///
-/// Known are the names of all splits, and `name`.
+/// The known names are those of all splits, and `name`.
 pub(crate) fn split_of(path: &str, name: &str) -> Option<(String, String)> {
     let known = || {
         Split::ALL
@@ -370,7 +370,7 @@ pub(crate) fn split_of(path: &str, name: &str) -> Option<(String, String)> {
             .chain([name].into_iter().filter(|name| !name.is_empty()))
     };
     let (folders, file) = path.rsplit_once('/').unwrap_or(("", path));
-    // The first word of the file's name; of two that begin there, the longer one.
+    // The first word in the file's name counts. If two words start there, the longer one counts.
     let first = known().filter_map(|known| Some((word(file, known)?, known)));
     let first = first.min_by_key(|(place, known)| (*place, usize::MAX - known.len()));
     if let Some((place, known)) = first {
@@ -394,7 +394,8 @@ pub(crate) fn split_of(path: &str, name: &str) -> Option<(String, String)> {
     })
 }
 
-/// Returns the place of `word` in `text`, in any case, with no letter before or after it.
+/// Returns the position of `word` in `text`, in upper or lower case, without a letter before or
+/// after the word.
 fn word(text: &str, word: &str) -> Option<usize> {
     let text = text.to_ascii_lowercase();
     let word = word.to_ascii_lowercase();
@@ -410,8 +411,8 @@ fn word(text: &str, word: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Returns the files of train, val and test among these, each with the first that is used, and
-    /// what is noted.
+    /// Returns the number of train, val and test files among `names`, each with its first used
+    /// file, and the notes.
     fn found(names: &[&str]) -> (Vec<String>, Vec<String>) {
         let root = tempfile::tempdir().unwrap();
         for name in names {

@@ -1,6 +1,6 @@
 //! Random pixels with random labels, for measurements of speed.
 //!
-//! In: shape, classes, counts, seed. Out: [`DatasetSplits`], made once and kept in memory.
+//! In: shape, classes, counts, seed. Out: [`DatasetSplits`], generated once and kept in memory.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use crate::memory::{MemoryDataset, PART_BYTES, black_images};
 use crate::progress;
 use crate::random::{Purpose, Stream};
 
-/// The data set to make.
+/// Settings of the generated data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntheticConfig {
-    /// The shape of every image.
+    /// Shape of every image.
     pub shape: ImageShape,
-    /// The number of classes, up to 65,536.
+    /// Number of classes, up to 65,536.
     pub num_classes: usize,
-    /// The number of training samples.
+    /// Number of training samples.
     pub num_train: usize,
-    /// The number of test samples.
+    /// Number of test samples.
     pub num_test: usize,
-    /// The seed of pixels and labels.
+    /// Seed of pixels and labels.
     pub seed: u64,
 }
 
-/// Makes the data set in memory: N * H * W * C bytes.
+/// Generates the data set in memory: N * H * W * C bytes.
 ///
 /// # Errors
-/// If a count or a side of the image is 0, there are more than 65,536 classes, or the system does
-/// not grant the memory.
+/// Returns an error if a count or a side of the image is 0, if there are more than 65,536 classes,
+/// or if the system cannot allocate the memory.
 pub fn open(config: &SyntheticConfig) -> Result<DatasetSplits, DatasetError> {
     if config.shape.num_values() == 0 {
         return Err(DatasetError::config(

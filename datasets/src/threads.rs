@@ -1,7 +1,8 @@
 //! Optional threads: if the operating system rejects one, the caller does the work.
 //!
-//! In: work. Out: the thread that does it, or its input for the caller. Invariant: a lack of
-//! threads (`ulimit -u`, the cgroup's `pids.max`) costs time, but changes no result.
+//! In: work. Out: the thread that does the work, or the input for the caller.
+//! Invariant: a lack of threads (`ulimit -u`, the cgroup's `pids.max`) costs time but changes no
+//! result.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::thread::{self, Builder, JoinHandle};
 
 static NUM_REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many threads the operating system has refused to this process's [`start`] so far.
+/// Returns the number of threads that the operating system has rejected in [`start`] so far.
 pub fn num_refused() -> u64 {
     NUM_REFUSED.load(Ordering::Relaxed)
 }
@@ -19,7 +20,7 @@ pub fn num_refused() -> u64 {
 /// Starts `work` on `input` on a thread.
 ///
 /// # Errors
-/// `input`, if the operating system rejects the thread.
+/// Returns `input` as the error if the operating system rejects the thread.
 pub fn start<I, T>(
     name: &str,
     input: I,
@@ -29,7 +30,7 @@ where
     I: Send + 'static,
     T: Send + 'static,
 {
-    // What a refused thread was given would be lost, so the input follows once the thread is there.
+    // A rejected thread would lose its input. So the input is sent after the thread has started.
     let (hand_over, handed) = sync_channel(1);
     let work = move || work(handed.recv().expect("the starter hands the input over"));
     match builder().name(name.to_owned()).spawn(work) {
@@ -51,7 +52,7 @@ fn builder() -> Builder {
 
 #[cfg(test)]
 fn builder() -> Builder {
-    // No thread has such a stack.
+    // No system can create a thread with such a stack.
     if REFUSES.get() {
         Builder::new().stack_size(1 << 60)
     } else {
@@ -61,11 +62,11 @@ fn builder() -> Builder {
 
 #[cfg(test)]
 thread_local! {
-    /// Set by tests: the operating system rejects the threads that this thread starts.
+    /// Set by tests to make the operating system reject threads of this thread.
     pub(crate) static REFUSES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Returns the results of `work` on each part, in the order of the parts; the caller and up to
+/// Returns the results of `work` on each part, in the order of the parts. The caller and up to
 /// `num_threads - 1` threads share the parts.
 pub(crate) fn in_parts<P: Send, R: Send>(
     num_threads: usize,
@@ -84,7 +85,7 @@ pub(crate) fn in_parts<P: Send, R: Send>(
         done
     };
     let mut done = thread::scope(|scope| {
-        // A helper that the operating system rejects leaves its parts to the others.
+        // The parts of a rejected helper are done by the other threads.
         let helpers =
             (0..num_helpers).map_while(|_| Builder::new().spawn_scoped(scope, work_off).ok());
         let helpers: Vec<_> = helpers.collect();

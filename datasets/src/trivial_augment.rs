@@ -1,18 +1,18 @@
 //! TrivialAugment: one random operation of random strength on each training image.
 //!
-//! In: (seed, epoch, sample index). Out: the [`Operation`]. Invariant: the draw depends only on
-//! these.
-//! Source: Müller and Hutter 2021, TrivialAugment (2103.10158), the wide space of operations, as
+//! In: (seed, epoch, sample index). Out: the [`Operation`].
+//! Invariant: a draw depends only on the inputs.
+//! Source: Müller and Hutter 2021, TrivialAugment (2103.10158), the wide space of operations, as in
 //! torchvision's `TrivialAugmentWide`.
 
 use crate::operation::Operation;
 use crate::operation::Reading::Nearest;
 use crate::random::{Purpose, Stream};
 
-/// Strengths that an operation can have.
+/// Number of strengths of an operation.
 const NUM_BINS: usize = 31;
 
-/// Draws what is done to one sample in one epoch.
+/// Draws the operation of one sample in one epoch.
 pub(crate) fn draw(seed: u64, epoch: u64, index: usize) -> Operation {
     let mut stream = Stream::new(seed, epoch, index as u64, Purpose::TrivialAugment);
     let kind = stream.below(14);
@@ -20,7 +20,8 @@ pub(crate) fn draw(seed: u64, epoch: u64, index: usize) -> Operation {
     of(kind, bin, stream.coin())
 }
 
-/// Returns the operation of this number, at one of the strengths; some have two directions.
+/// Returns the operation with this number, at one of the strengths. Some operations have two
+/// directions.
 fn of(kind: usize, bin: usize, is_negative: bool) -> Operation {
     let up_to = |largest: f64| largest * bin as f64 / (NUM_BINS - 1) as f64;
     let signed = |largest| {
@@ -55,8 +56,8 @@ mod tests {
     use crate::dataset::ImageShape;
     use crate::operation::tests::{SHAPE, picture};
 
-    /// `datasets/tests/images/trivial_augment.py` made them with PIL: of each operation five
-    /// strengths, both directions.
+    /// Results of PIL from `datasets/tests/images/trivial_augment.py`: five strengths of each
+    /// operation, in both directions.
     const FIXTURE: &[u8] = include_bytes!("../tests/images/trivial_augment.bin");
 
     #[test]

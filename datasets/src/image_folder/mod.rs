@@ -64,7 +64,7 @@ pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits,
 /// classes of the training split, if there is one.
 ///
 /// # Errors
-/// As [`open`], and if the split is not there or has no labels.
+/// Returns an error in the cases of [`open`], and if the split is missing or has no labels.
 pub fn open_split(
     dir: impl AsRef<Path>,
     name: &str,

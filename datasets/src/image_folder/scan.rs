@@ -133,7 +133,7 @@ impl FoundSplit<FolderSource> {
     /// Maps the labels to positions in `expected`, the classes of the training split.
     ///
     /// # Errors
-    /// If the split has images of other classes, or no image has a label.
+    /// Returns an error if the split has images of other classes, or no image has a label.
     pub(super) fn with_classes(&mut self, expected: &[String]) -> Result<(), DatasetError> {
         self.expect_labels(expected)?;
         self.map_to(expected)

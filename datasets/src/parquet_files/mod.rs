@@ -41,9 +41,9 @@ const ENDING: &str = ".parquet";
 /// numbers. A split without any label is not opened, and a note says so.
 ///
 /// # Errors
-/// If there are no files of the training split, or a file cannot be read or has other columns. If a
-/// label has no name, or another split has classes that the training split lacks. With
-/// [`OnBadImage::Fail`] also if a row has no label.
+/// Returns an error if there are no files of the training split, or a file cannot be read or has
+/// other columns. If a label has no name, or another split has classes that the training split
+/// lacks. With [`OnBadImage::Fail`] also if a row has no label.
 pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits, DatasetError> {
     config.check()?;
     let dir = dir.as_ref();
@@ -78,7 +78,7 @@ pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits,
 /// are those that [`open`] finds in this split and in the training split, if it exists.
 ///
 /// # Errors
-/// As [`open`], and if the split is not there or has no labels.
+/// Returns an error in the cases of [`open`], and if the split is missing or has no labels.
 pub fn open_split(
     dir: impl AsRef<Path>,
     name: &str,

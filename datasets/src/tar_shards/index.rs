@@ -1,8 +1,8 @@
-//! Index of the shards of a folder, so that headers are read only once.
+//! Index of a folder's shards, so that headers are read only once.
 //!
 //! In: the contents of each shard. Out: a text file, and the contents read from it.
-//! Invariant: the file is complete or absent, and ends with the sha256 of the text before. An entry
-//! is ignored if its shard has another length, time or inode.
+//! Invariant: the file is complete or absent, and ends with the sha256 of the preceding text. An
+//! entry is ignored if its shard has another length, time or inode.
 
 use std::fs;
 use std::io::Write;
@@ -16,43 +16,43 @@ use crate::error::DatasetError;
 use crate::file::{not_a_file, read_text};
 use crate::memory::to_hex;
 
-/// The first line.
+/// First line of the file.
 const TITLE: &str = "lockstep shards 6";
 
-/// The largest index: 40 million images.
+/// Maximum size of an index: 40 million images.
 const MAX_INDEX_BYTES: u64 = 4 << 30;
 
 /// Properties of a shard that change when the shard is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) len_bytes: u64,
-    /// Since 1970.
+    /// Modification time in nanoseconds since 1970.
     modified_ns: i64,
     inode: u64,
 }
 
-/// The place of an image in its shard.
+/// Position of an image in its shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct IndexedImage {
     pub(super) offset: u64,
     pub(super) len_bytes: u32,
     pub(super) label: u16,
-    /// The name of the sample.
+    /// Name of the sample.
     pub(super) key: String,
 }
 
-/// The contents of a shard.
+/// Contents of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ShardIndex {
     pub(super) identity: Identity,
     pub(super) images: Vec<IndexedImage>,
-    /// Descriptions of samples that are left out.
+    /// Descriptions of skipped samples.
     pub(super) problems: Vec<String>,
     /// Number of `problems` that lack only a label.
     pub(super) num_unlabelled: usize,
-    /// An oddity of the shard that affects no sample.
+    /// Note on an irregularity of the shard that affects no sample.
     pub(super) note: Option<String>,
-    /// Why the rest of the shard could not be read, whatever it holds.
+    /// Reason why the rest of the shard could not be read.
     pub(super) fault: Option<String>,
 }
 
@@ -83,7 +83,7 @@ fn written(shards: &[(String, ShardIndex)]) -> String {
     format!("{TITLE} {digest}\n{shards}\n")
 }
 
-/// Returns the contents of an index; `None` if it is damaged or of another version.
+/// Returns the contents of an index, or `None` if it is damaged or has another version.
 fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
     let (title, shards) = text.strip_suffix('\n')?.split_once('\n')?;
     let digest = to_hex(&Sha256::digest(shards));
@@ -93,13 +93,13 @@ fn parsed(text: &str) -> Option<Vec<(String, ShardIndex)>> {
     serde_json::from_str(shards).ok()
 }
 
-/// Reads an index; empty if there is none that can be used.
+/// Reads an index. The result is empty without a usable index.
 pub(super) fn read(path: &Path) -> Vec<(String, ShardIndex)> {
     let text = read_text(path, MAX_INDEX_BYTES).ok();
     text.and_then(|text| parsed(&text)).unwrap_or_default()
 }
 
-/// Writes an index under another name, and renames it.
+/// Writes an index under a temporary name, and renames it.
 pub(super) fn write(path: &Path, shards: &[(String, ShardIndex)]) -> Result<(), DatasetError> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}", std::process::id()));
@@ -111,7 +111,7 @@ pub(super) fn write(path: &Path, shards: &[(String, ShardIndex)]) -> Result<(), 
         })
         .and_then(|()| fs::rename(part, path));
     if result.is_err() {
-        // What is left of it would only lie about; where it cannot be removed, it was not made.
+        // A partial file is useless. If it cannot be removed, it was not created.
         let _ = fs::remove_file(part);
     }
     result.map_err(DatasetError::io("write", path))

@@ -1,8 +1,8 @@
 //! A shard with random access to its bytes.
 //!
 //! In: the path of a file. Out: bytes of the file.
-//! Invariant: a shard stays open after its first read. At most [`MAX_OPEN`] shards of the process
-//! are open.
+//! Invariant: a shard stays open after its first read. The process has at most [`MAX_OPEN`] open
+//! shards.
 
 use std::fs::File;
 use std::io;
@@ -11,14 +11,14 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Limit of the shards that the process keeps open: half of the usual limit of 1,024 files, which
-/// MPI and others share.
+/// Maximum number of shards that the process keeps open. It is half of the usual limit of 1,024
+/// files, which MPI and other code share.
 pub(super) const MAX_OPEN: usize = 512;
 
-/// Those that it keeps open now.
+/// Number of shards that are open now.
 static NUM_OPEN: AtomicUsize = AtomicUsize::new(0);
 
-/// A shard, which is opened when it is first read.
+/// A shard that is opened at its first read.
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) path: PathBuf,
@@ -33,7 +33,7 @@ impl Shard {
         }
     }
 
-    /// Reads at a place of the shard, which stays open unless too many are.
+    /// Reads at an offset of the shard. The shard stays open unless too many shards are open.
     pub(super) fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         if let Some(KeptOpen(file)) = self.file.get() {
             return file.read_exact_at(bytes, offset);
@@ -41,7 +41,7 @@ impl Shard {
         let file = File::open(&self.path)?;
         file.read_exact_at(bytes, offset)?;
         if let Some(file) = KeptOpen::new(file) {
-            // Another thread's is as good.
+            // A file that another thread has opened is equally usable.
             let _ = self.file.set(file);
         }
         Ok(())
@@ -53,12 +53,12 @@ impl Shard {
     }
 }
 
-/// A file that counts as open until it is closed.
+/// An open file that is counted until it is closed.
 #[derive(Debug)]
 struct KeptOpen(File);
 
 impl KeptOpen {
-    /// Returns `None` if the most files that may be open are open.
+    /// Returns `None` if the maximum number of files is open.
     fn new(file: File) -> Option<Self> {
         let more = |open| (open < MAX_OPEN).then_some(open + 1);
         NUM_OPEN

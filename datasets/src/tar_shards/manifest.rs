@@ -1,6 +1,6 @@
-//! Digests of the shards of a folder, from its `MANIFEST`.
+//! Digests of a folder's shards, from its `MANIFEST`.
 //!
-//! In: lines as `sha256sum` writes them. Out: the digest of a split.
+//! In: lines in the format of `sha256sum`. Out: the digest of a split.
 //! Invariant: a listed shard exists, and a shard that may have changed is hashed.
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::file::{read_text, sha256_of};
 use crate::memory::to_hex;
 use crate::split::split_of;
 
-/// The digests of all shards, by name.
+/// Digests of all shards, by name.
 pub(super) struct Manifest {
     text: String,
     identity: Identity,
@@ -32,7 +32,7 @@ impl Manifest {
         Ok(Some(Self { text, identity }))
     }
 
-    /// Digests and names.
+    /// Returns digests and names.
     fn lines(&self) -> impl Iterator<Item = (&str, &str)> {
         self.text
             .lines()
@@ -55,7 +55,7 @@ impl Manifest {
         }
     }
 
-    /// Returns one digest of those of a split's shards; none where it misses one.
+    /// Returns one digest of the digests of a split's shards, or `None` if any is missing.
     pub(super) fn digest_of_split(
         &self,
         dir: &Path,
@@ -86,7 +86,7 @@ impl Manifest {
     }
 }
 
-/// Rejects a shard that is not what the manifest lists.
+/// Rejects a shard whose digest differs from the manifest's.
 pub(super) fn expect_digest(path: &Path, expected: &str) -> Result<(), DatasetError> {
     let got = sha256_of(path)?;
     if got.eq_ignore_ascii_case(expected) {

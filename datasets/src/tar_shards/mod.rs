@@ -1,11 +1,11 @@
-//! A data set of images in tar files, as WebDataset names them.
+//! A data set of images in tar files, with WebDataset's names.
 //!
-//! In: `DIR/train-*.tar` and the same of other splits, or as [`Split`] says, of members `KEY.jpg`
-//! and `KEY.cls` (a number) or `KEY.json` (with "label"); `DIR/classes.txt` with a name a line,
-//! where there is one. Out: [`DatasetSplits`].
-//! Invariant: shards are sorted by name and samples stand as in their shard, so that indices are
-//! the same on every machine; any sample is read by its place, so that order and resumption are
-//! those of a folder; no sample is dropped without a note that names it.
+//! In: `DIR/train-*.tar` and shards of other splits, with the names in [`Split`]. Members are
+//! `KEY.jpg` and either `KEY.cls` (a number) or `KEY.json` (with "label"). `DIR/classes.txt` is
+//! optional and has one name per line. Out: [`DatasetSplits`].
+//! Invariant: shards are sorted by name, and samples have the order of their shard, so that indices
+//! are the same on every machine. Any sample is read by its position, so that order and resume
+//! equal those of a folder. A note names every skipped sample.
 
 mod index;
 mod kept_open;
@@ -36,34 +36,34 @@ use kept_open::Shard;
 use manifest::{Manifest, expect_digest};
 pub use write::{ShardWriting, write};
 
-/// The names of the classes, a line each.
+/// Names of the classes, one per line.
 const CLASSES: &str = "classes.txt";
 
-/// Ending of the names of shards.
+/// Suffix of shard names.
 const ENDING: &str = ".tar";
 
-/// The sha256 of each shard, as `sha256sum` writes and checks it.
+/// Digests (sha256) of the shards, in the format of `sha256sum`.
 const MANIFEST: &str = "MANIFEST";
 
 /// Name of the index in the folder of the shards.
 const INDEX: &str = ".lockstep-index";
 
-/// The most bytes of names and of digests.
+/// Maximum bytes of the files of names and of digests.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// Opens the splits of a folder of shards.
 ///
-/// Headers are read once, and kept in `DIR/.lockstep-index` or in the cache. A split without any
-/// label is not opened; a note says so.
+/// Headers are read once, and their index is stored in `DIR/.lockstep-index` or in the cache. A
+/// split without any label is not opened, and a note says so.
 ///
 /// # Errors
-/// If there are no shards of the training split, a file cannot be read, or a label has no name.
-/// With [`OnBadImage::Fail`] if a shard is damaged or a sample incomplete. With
-/// [`OnBadImage::Skip`] if no sample of a class is left.
+/// Returns an error if there are no shards of the training split, if a file cannot be read, or if a
+/// label has no name. With [`OnBadImage::Fail`], returns an error if a shard is damaged or a sample
+/// is incomplete. With [`OnBadImage::Skip`], returns an error if no sample of a class remains.
 ///
 /// # Differs from PyTorch
-/// WebDataset reads shards from end to end and shuffles within a buffer. Here any sample is read by
-/// its place.
+/// WebDataset reads shards sequentially and shuffles within a buffer. Here any sample is read by
+/// its position.
 pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits, DatasetError> {
     config.check()?;
     let dir = dir.as_ref();
@@ -83,15 +83,15 @@ pub fn open(dir: impl AsRef<Path>, config: &ReadConfig) -> Result<DatasetSplits,
     open_splits(splits, notes, false, config)
 }
 
-/// Opens one split as [`open`] does: `train`, `val` or `test` by any of its names, or other shards
-/// by a word of their names. Shards of other splits need not be there.
+/// Opens one split like [`open`]: `train`, `val` or `test` under any of its names, or other shards
+/// by a word of their names. Shards of other splits may be missing.
 ///
-/// Labels are mapped by the names in `classes.txt` to positions in `classes`; where it is not there
-/// they are these positions. Without `classes`, the classes are those of `classes.txt`, else as
-/// many as the training split has, if it is there.
+/// Labels are mapped by the names in `classes.txt` to positions in `classes`. Without
+/// `classes.txt`, labels are positions in `classes`. Without `classes`, the classes are those of
+/// `classes.txt`, or as many as the training split has, if it exists.
 ///
 /// # Errors
-/// As [`open`], and if the split is not there or has no labels.
+/// Returns an error in the cases of [`open`], and if the split is missing or has no labels.
 pub fn open_split(
     dir: impl AsRef<Path>,
     name: &str,
@@ -120,8 +120,8 @@ pub fn open_split(
     found.open(split, false, config)
 }
 
-/// Returns the names of the classes, those of `classes.txt` or numbers, and a note on names that
-/// are there several times.
+/// Returns the names of the classes, from `classes.txt` or as numbers, and a note on repeated
+/// names.
 fn class_names(
     dir: &Path,
     num_labels: usize,
@@ -154,7 +154,7 @@ fn class_names(
     Ok((names, note))
 }
 
-/// Reads what the headers of these splits contain.
+/// Reads the headers of these splits.
 #[expect(
     clippy::type_complexity,
     reason = "a split without labels is found, too"
@@ -183,11 +183,11 @@ fn read(
     Ok(splits)
 }
 
-/// Reads the headers that no index has yet, and keeps what they say: [`open`] does it, too, and of
-/// the split `name` alone [`open_split`].
+/// Reads the headers that are not yet in an index, and stores their content. [`open`] does the
+/// same, and [`open_split`] does so for only the split `name`.
 ///
 /// # Errors
-/// If there are no shards of a split or one cannot be read.
+/// Returns an error if a split has no shards, or if a shard cannot be read.
 pub fn index(
     dir: impl AsRef<Path>,
     config: &ReadConfig,
@@ -201,8 +201,8 @@ pub fn index(
     indexed(dir, &names, Manifest::read(dir)?.as_ref(), config).map(drop)
 }
 
-/// Returns the shards of all splits, of which the training split must be there, or of the one of
-/// that `name`.
+/// Returns the shards of all splits, of which the training split must exist. With `name`, returns
+/// only the shards of this split.
 fn find(files: &SplitFiles, name: Option<&str>) -> Result<Vec<(Split, FoundFiles)>, DatasetError> {
     if let Some(name) = name {
         let found = files.of(name)?.ok_or_else(|| missing(files, name))?;
@@ -225,7 +225,7 @@ fn missing(files: &SplitFiles, name: &str) -> DatasetError {
     )
 }
 
-/// Returns the index of each shard, from the kept index or from the headers, and keeps new ones.
+/// Returns the index of each shard, from the stored index or from the headers. Stores new indices.
 fn indexed(
     dir: &Path,
     names: &[String],
@@ -242,8 +242,8 @@ fn indexed(
         let was_known = of_name.peek().is_some();
         match of_name.find(|(_, index)| index.identity == identity) {
             Some(index) => found.push(index.clone()),
-            // What the manifest says of a shard that came later than it, or is another than before,
-            // is looked at once.
+            // The manifest may be wrong about a shard that is newer than the manifest, or that has
+            // changed. Such a shard is hashed once.
             None => missing.push((
                 name,
                 manifest.and_then(|manifest| manifest.doubted(name, identity, was_known)),
@@ -267,15 +267,15 @@ fn indexed(
             Err(error) => fault = Some(error),
         }
     }
-    // Those of the other split, which may not have been asked for.
+    // The entries of other splits, which may not be requested now, are kept.
     let others = kept
         .into_iter()
         .filter(|(name, _)| !names.contains(name) && dir.join(name).exists());
     let mut all: Vec<_> = found.iter().cloned().chain(others).collect();
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
     all.dedup_by(|(a, _), (b, _)| a == b);
-    // Where it can be written nowhere, each start reads the headers, and shards that the manifest
-    // may not know.
+    // If no place is writable, each start reads the headers, and the shards that the manifest may
+    // not cover.
     let _ = places.iter().any(|place| {
         let made = place
             .parent()
@@ -285,7 +285,7 @@ fn indexed(
     fault.map_or(Ok(found), Err)
 }
 
-/// Returns the possible places of the index of a folder.
+/// Returns the possible paths of a folder's index.
 fn index_places(dir: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
     let mut places = vec![dir.join(INDEX)];
     if let (Some(cache_dir), Ok(absolute)) = (cache_dir, dir.canonicalize()) {
@@ -360,16 +360,16 @@ fn found_split(
     Ok(found)
 }
 
-/// The shards of a split.
+/// Shards of a split.
 #[derive(Debug)]
 struct TarSource {
     dir: PathBuf,
     /// Name of the split in the names of its shards: "validation".
     split: String,
     shards: Vec<Shard>,
-    /// The shard of each image, and its place there.
+    /// Shard of each image, and the image's position in it.
     images: Vec<(u32, IndexedImage)>,
-    /// Digest of the digests of all shards, if a manifest has them.
+    /// Digest of the digests of all shards, if a manifest lists all.
     digest: Option<String>,
 }
 

@@ -1,9 +1,11 @@
 //! The contents of a shard, from the headers of its members.
 //!
-//! In: a tar file. Out: a [`ShardIndex`]: places of images, labels, and problems of other samples.
-//! Invariant: a sample lies whole within the file, and has one image, one label and a unique key;
-//! memory is in proportion to the file. GNU's long names and those of pax are read.
-//! Source: the naming of WebDataset: members `KEY.EXTENSION` with one KEY, up to the first dot of
+//! In: a tar file. Out: a [`ShardIndex`]: positions of images, labels, and problems of other
+//! samples.
+//! Invariant: a sample is completely inside the file, and has one image, one label and a unique
+//! key. Memory is in proportion to the file. Long names in the formats of GNU and pax are
+//! supported.
+//! Source: WebDataset's naming. Members `KEY.EXTENSION` with the same KEY, up to the first dot of
 //! the name, are one sample.
 
 use std::collections::HashMap;
@@ -21,27 +23,27 @@ use crate::decode::{EXTENSIONS, MAX_ALLOC_BYTES};
 use crate::error::DatasetError;
 use crate::progress;
 
-/// The longest label, in bytes: a number, or an object with one.
+/// Maximum bytes of a label: a number, or an object with a number.
 const MAX_LABEL_BYTES: u64 = 1 << 20;
 
 /// Unit of lengths in an archive.
 const BLOCK_BYTES: u64 = 512;
 
-/// The JSON object of a sample; other keys are ignored.
+/// JSON object of a sample. Other keys are ignored.
 #[derive(Deserialize)]
 struct Facts {
-    /// The class may be a name here, with a number in a `.cls`.
+    /// Label. It may be the name of a class if a `.cls` member has the number.
     label: Option<Value>,
 }
 
-/// The known members of a sample.
+/// Known members of a sample.
 #[derive(Default)]
 struct Sample {
     key: String,
-    /// Extension, offset and length.
+    /// Extension, offset and length of the image.
     image: Option<(u64, u64)>,
     label: Option<u16>,
-    /// The text of a negative label, which test splits without labels have.
+    /// Text of a negative label, as in test splits without labels.
     no_label: Option<String>,
     problem: Option<String>,
     /// Problem that counts only if the image or the label is missing.
@@ -51,8 +53,8 @@ struct Sample {
 /// Reads the headers of the shard at `path`.
 ///
 /// # Errors
-/// If the file cannot be opened or its length is unknown. The index contains the problems inside
-/// the file.
+/// Returns an error if the file cannot be opened or its length is unknown. The index contains
+/// problems inside the file.
 pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
     let file = File::open(path).map_err(DatasetError::io("read", path))?;
     let identity = Identity::of(path)?;
@@ -86,7 +88,7 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
                     "{key}: expected a label, in {key}.cls or a number under label in {key}.json, got {got}"
                 ));
             }
-            // A label or a caption without an image is of no sample.
+            // A label or a caption without an image is not a sample.
             (None, Some(_)) => problems.push(format!(
                 "{key}: expected an image, {key}.jpg or {key}.png, got none"
             )),
@@ -103,7 +105,7 @@ pub(super) fn scan(path: &Path) -> Result<ShardIndex, DatasetError> {
     })
 }
 
-/// The samples of a shard in the order of their first members.
+/// Samples of a shard in the order of their first members.
 #[derive(Default)]
 struct Samples {
     all: Vec<Sample>,
@@ -111,8 +113,8 @@ struct Samples {
 }
 
 impl Samples {
-    /// Reads all members, also those of archives that follow the first; an error is why the rest of
-    /// the file has none, else there may be a note.
+    /// Reads all members, including those of archives that follow the first. Returns an error if
+    /// the rest of the file is unreadable. Otherwise there may be a note.
     fn read(&mut self, file: &File, file_bytes: u64) -> Result<Option<String>, String> {
         let mut archive = Archive::new(file);
         archive.set_ignore_zeros(true);
@@ -132,12 +134,11 @@ impl Samples {
                     "{name}: expected whole files, got a sparse one (tar without -S packs whole files)"
                 ));
             }
-            // Where the header does not follow at once, what lies between is the end of an archive
-            // or a long name.
+            // Bytes before the next header are the end of an archive or a long name.
             let next = end.next_multiple_of(BLOCK_BYTES);
             if end > 0 && entry.raw_header_position() != next && is_zeros(file, next) {
                 num_archives += 1;
-                // Keys of another archive are of other samples.
+                // Keys of another archive belong to other samples.
                 self.by_key.clear();
             }
             let offset = entry.raw_file_position();
@@ -160,8 +161,8 @@ impl Samples {
                 "expected a tar file, got {file_bytes} bytes; the file is truncated"
             ));
         }
-        // Two blocks of zeros end an archive, of which one is enough; a member that is whole may be
-        // the last without any.
+        // Two blocks of zeros end an archive. One block is enough. A complete member may also be
+        // the last without any block.
         let without_end = end
             .next_multiple_of(BLOCK_BYTES)
             .saturating_add(BLOCK_BYTES)
@@ -176,9 +177,9 @@ impl Samples {
         })
     }
 
-    /// Returns a note if bytes that are no header follow an archive that has ended.
+    /// Returns a note if other bytes follow the end of an archive.
     ///
-    /// Otherwise the error says why the rest of the file is lost.
+    /// Otherwise returns an error with the reason why the rest of the file is lost.
     fn after_the_last(&self, file: &File, end: u64, error: &str) -> Result<Option<String>, String> {
         let after = end.next_multiple_of(BLOCK_BYTES);
         if end > 0 && is_zeros(file, after) {
@@ -198,7 +199,7 @@ impl Samples {
         })
     }
 
-    /// Adds a member, which lies whole in the file.
+    /// Adds a member that is completely inside the file.
     fn add(&mut self, entry: &mut Entry<'_, &File>, offset: u64, len_bytes: u64) {
         let name = entry.path_bytes();
         let Ok(name) = std::str::from_utf8(&name) else {
@@ -256,8 +257,8 @@ impl Samples {
                     ));
                 }
             }
-            // Another image of a sample that is whole, or one of a key with dots; a hidden file is
-            // neither.
+            // This is another image of a complete sample, or an image whose key has dots. A hidden
+            // file is neither.
             further
                 if !stem.is_empty()
                     && further
@@ -293,7 +294,7 @@ impl Samples {
 }
 
 impl Sample {
-    /// Sets the label; a number and an object may both have it, if they agree.
+    /// Sets the label. A number and an object may both have a label if the labels are equal.
     fn add_label(&mut self, label: u16) {
         let before = *self.label.get_or_insert(label);
         if before != label {
@@ -307,7 +308,7 @@ impl Sample {
     }
 }
 
-/// The label in a member.
+/// Label in a member.
 enum Label {
     Class(u16),
     /// A number below 0, which stands for no label.
@@ -315,7 +316,7 @@ enum Label {
     None,
 }
 
-/// Returns the label in a member; an object may have none.
+/// Returns the label in a member. An object may have no label.
 fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Result<Label, String> {
     let mut text = String::new();
     if len_bytes > MAX_LABEL_BYTES || entry.read_to_string(&mut text).is_err() {
@@ -327,7 +328,7 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
     if extension == "cls" {
         return number(text);
     }
-    // A list would be read as a struct, too.
+    // A list would also parse as a struct.
     if !text.trim_start().starts_with('{') {
         return Err("in .json: expected an object, got another value".to_owned());
     }
@@ -342,7 +343,7 @@ fn label(entry: &mut Entry<'_, &File>, extension: &str, len_bytes: u64) -> Resul
     }
 }
 
-/// Returns a label as text: a whole number, which may be written as 3.0.
+/// Parses a label: a whole number, which may have the form 3.0.
 fn number(text: &str) -> Result<Label, String> {
     let shown = || {
         text.trim()
@@ -371,7 +372,7 @@ fn number(text: &str) -> Result<Label, String> {
 }
 
 /// Returns the text of an object with `null` in place of `NaN` and `Infinity`, which Python writes
-/// and JSON does not have; `None` without these.
+/// but JSON does not allow. Returns `None` if the text has neither.
 fn without_special_numbers(text: &str) -> Option<String> {
     let mut result = String::new();
     let mut rest = text;
@@ -382,7 +383,7 @@ fn without_special_numbers(text: &str) -> Option<String> {
             .find(|name| !in_string && rest.starts_with(name));
         let (written, read) = match (special, letter) {
             (Some(name), _) => ("null", name.len()),
-            // A quote behind a backslash ends no string.
+            // A quote after a backslash does not end a string.
             (None, '\\') => {
                 let read = 1 + rest[1..].chars().next().map_or(0, char::len_utf8);
                 (&rest[..read], read)
@@ -396,13 +397,14 @@ fn without_special_numbers(text: &str) -> Option<String> {
     (result != text).then_some(result)
 }
 
-/// Returns true if the block at `offset` is one of zeros, which end an archive.
+/// Returns true if the block at `offset` contains only zeros, which end an archive.
 fn is_zeros(file: &File, offset: u64) -> bool {
     let mut block = [1; BLOCK_BYTES as usize];
     file.read_exact_at(&mut block, offset).is_ok() && block.iter().all(|byte| *byte == 0)
 }
 
-/// Returns the program that compressed a file with these first bytes, and how to unpack it.
+/// Returns the program that compressed a file with these first bytes, and the command that unpacks
+/// it.
 fn compression(first: &[u8]) -> Option<(&'static str, &'static str)> {
     match first {
         [0x1f, 0x8b, ..] => Some(("gzip", "gzip -dc FILE > NAME.tar")),

@@ -1,4 +1,4 @@
-//! Tests of shards, on tar files made here.
+//! Tests of shards on tar files that the tests write.
 
 mod told;
 mod written;
@@ -50,7 +50,7 @@ fn config(on_bad_image: OnBadImage) -> ReadConfig {
     }
 }
 
-/// Returns a folder with this first training shard, and with a good second one and a good test
+/// Returns a folder with this first training shard, a valid second training shard and a valid test
 /// shard.
 fn folder(train: &[u8]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn the_index_is_read_again_when_a_shard_changes_and_made_in_the_cache_where_it_m
     )
     .unwrap();
     assert_eq!(opened(root.path())[0], (0, 20));
-    // A damaged index is made again.
+    // A damaged index is written again.
     fs::write(root.path().join(INDEX), "lockstep shards 1\n").unwrap();
     assert_eq!(opened(root.path())[0], (0, 20));
     // If there is a folder in its place, the index cannot be written.
@@ -273,7 +273,7 @@ fn a_link_in_place_of_a_file_is_refused_or_skipped_with_a_note() {
 fn an_image_above_the_limit_of_a_file_is_refused_by_its_header() {
     for (len_bytes, is_refused) in [(512 << 20, false), ((512 << 20) + 1, true)] {
         let mut train = tar(&[("1.cls", b"1"), ("1.png", b"")]);
-        // The last header. The bytes that it announces are a hole in the file.
+        // This is the last header. The file has a hole in place of the declared bytes.
         let place = train.len() - 1024 - 512;
         let mut header = Header::from_byte_slice(&train[place..place + 512]).clone();
         header.set_size(len_bytes);

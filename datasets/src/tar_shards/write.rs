@@ -1,11 +1,11 @@
 //! Writes shards of a folder of images.
 //!
-//! In: `FROM/train/<class>/*` and the same of other splits. Out: `TO/train-000000.tar` and so on,
-//! `classes.txt`, and `MANIFEST`, with comments on files that are left out.
-//! Invariant: samples stand in the order of the folder, files unchanged; the same folder gives the
-//! same bytes. All is written next to `TO`, or into a hidden folder of an existing `TO`, which may
-//! be a mount, and renamed when it is complete. A hidden folder is locked while it is written to,
-//! so that the remains of a killed process are recognised.
+//! In: `FROM/train/<class>/*` and folders of other splits. Out: `TO/train-000000.tar` and so on,
+//! `classes.txt`, and `MANIFEST`, with comments on skipped files.
+//! Invariant: samples have the order of the folder, and files are unchanged. The same folder gives
+//! the same bytes. Files are first written next to `TO`, or to a hidden folder of an existing `TO`,
+//! which may be a mount. They are renamed when all are complete. A hidden folder is locked while
+//! files are written, so that the remains of a killed process are recognised.
 //! Source: flock(2).
 
 use std::ffi::OsString;
@@ -24,33 +24,33 @@ use crate::image_folder::{FolderSource, scan_all};
 use crate::memory::to_hex;
 use crate::progress;
 
-/// Ending of the name of an incomplete folder, before the process id.
+/// Suffix of an incomplete folder's name, before the process id.
 const PART: &str = ".part-";
 
-/// The result of writing.
+/// Result of writing shards.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardWriting {
-    /// The shards of all splits.
+    /// Number of shards over all splits.
     pub num_shards: usize,
-    /// The images of all splits.
+    /// Number of images over all splits.
     pub num_images: usize,
-    /// Notes on files that are in no shard, one sentence each; `MANIFEST` has the same.
+    /// Notes on skipped files, one sentence each. `MANIFEST` has the same notes.
     pub notes: Vec<String>,
 }
 
-/// Writes the images of the folder `from` into shards of `images_per_shard` in the folder `to`,
-/// which is new or empty.
+/// Writes the images of the folder `from` to shards of `images_per_shard` images in the folder
+/// `to`, which is new or empty.
 ///
-/// An image becomes `NUMBER.EXTENSION` and `NUMBER.cls` of `train-*.tar`, `val-*.tar` or
-/// `test-*.tar`. A split without labels is left out. `proceed` receives the name of each shard when
-/// it is written; if it returns false, writing stops.
+/// An image becomes `NUMBER.EXTENSION` and `NUMBER.cls` in `train-*.tar`, `val-*.tar` or
+/// `test-*.tar`. A split without labels is skipped. `proceed` receives the name of each written
+/// shard. If it returns false, writing stops.
 ///
 /// # Errors
-/// If `from` is not such a folder, `to` exists and is not empty, a file cannot be read or written,
-/// or `proceed` returns false. Then `to` is unchanged.
+/// Returns an error if `from` is not such a folder, if `to` is not empty, if a file cannot be read
+/// or written, or if `proceed` returns false. `to` is then unchanged.
 ///
 /// # Panics
-/// If `images_per_shard` is 0.
+/// Panics if `images_per_shard` is 0.
 pub fn write(
     from: &Path,
     to: &Path,
@@ -86,7 +86,7 @@ pub fn write(
     if is_there {
         expect_empty(to)?;
     }
-    // Without a slash or dots behind its name.
+    // The path must not end with a slash or dots.
     let to: PathBuf = to.components().collect();
     let ending = format!("{PART}{}", std::process::id());
     let mut part = to.clone();
@@ -95,7 +95,7 @@ pub fn write(
         false => part.as_mut_os_string().push(ending),
     }
     fs::create_dir_all(&part).map_err(DatasetError::io("create", &part))?;
-    // Where the file system has no locks, what is left of it is rejected instead of removed.
+    // On a file system without locks, remains of a killed process are rejected instead of removed.
     let _held = hold(&part);
     let written = write_all(&splits, notes, &part, images_per_shard, proceed).and_then(|written| {
         if is_there {
@@ -106,21 +106,21 @@ pub fn write(
         .map(|()| written)
     });
     if written.is_err() {
-        // The first error is the one to report.
+        // The first error is the reported one.
         let _ = fs::remove_dir_all(&part);
     }
     written
 }
 
-/// Takes the lock of a folder that is written to.
+/// Locks a folder for writing.
 fn hold(part: &Path) -> io::Result<File> {
     let folder = File::open(part)?;
     folder.try_lock()?;
     Ok(folder)
 }
 
-/// Rejects a folder with anything in it but what a file system has there; removes what processes
-/// that were killed left.
+/// Rejects a folder with any content, except entries of the file system. Removes the remains of
+/// killed processes.
 fn expect_empty(to: &Path) -> Result<(), DatasetError> {
     let mut left = Vec::new();
     for entry in fs::read_dir(to).map_err(DatasetError::io("read", to))? {
@@ -150,7 +150,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatasetError> {
     fs::rename(from, to).map_err(DatasetError::io("rename to", to))
 }
 
-/// Moves all files to the folder above, the manifest last.
+/// Moves all files to the parent folder, the manifest last.
 fn move_out(part: &Path, to: &Path) -> Result<(), DatasetError> {
     let entries = fs::read_dir(part)
         .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
@@ -160,7 +160,7 @@ fn move_out(part: &Path, to: &Path) -> Result<(), DatasetError> {
         .iter()
         .map(|name| rename(&part.join(name), &to.join(name)));
     if let Some(error) = moves.find_map(Result::err) {
-        // What is there was moved here, as the folder was empty.
+        // The folder was empty, so this function has moved all its files.
         names
             .iter()
             .for_each(|name| drop(fs::remove_file(to.join(name))));
@@ -176,7 +176,7 @@ fn write_all(
     images_per_shard: usize,
     proceed: &mut dyn FnMut(&str) -> bool,
 ) -> Result<ShardWriting, DatasetError> {
-    // Programs that check digests pass over comments.
+    // Programs that check digests skip comments.
     let mut manifest: String = notes
         .iter()
         .map(|note| format!("# {}\n", note.replace(['\n', '\r'], " ")))
@@ -186,7 +186,8 @@ fn write_all(
         ..ShardWriting::default()
     };
     for (name, split) in splits {
-        // As wide as the last one, since they are read in the order of their names.
+        // All numbers have the width of the last one, because shards are read in the order of their
+        // names.
         let width = split
             .labels
             .len()
@@ -227,7 +228,7 @@ fn write_all(
     Ok(written)
 }
 
-/// Writes one shard, and gives its sha256.
+/// Writes one shard and returns its sha256.
 fn write_shard(
     path: &Path,
     split: &FoundSplit<FolderSource>,
@@ -268,7 +269,7 @@ fn write_shard(
     end().map_err(DatasetError::io("write", path))
 }
 
-/// Appends a member that is of no user and no time.
+/// Appends a member without a user and a time.
 fn append<W: Write>(archive: &mut Builder<W>, name: &str, bytes: &[u8]) -> io::Result<()> {
     let mut header = Header::new_ustar();
     header.set_entry_type(EntryType::Regular);
@@ -278,7 +279,7 @@ fn append<W: Write>(archive: &mut Builder<W>, name: &str, bytes: &[u8]) -> io::R
     archive.append_data(&mut header, name, bytes)
 }
 
-/// A file and the digest of its bytes.
+/// A file that computes the digest of its bytes.
 struct Digested {
     file: BufWriter<File>,
     digest: Sha256,

@@ -1,4 +1,4 @@
-//! Tests of writing a folder as shards, and of the manifest.
+//! Tests of writing a folder as shards and of the manifest.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -75,7 +75,7 @@ fn shards_of_a_folder_hold_its_samples_in_its_order_whatever_their_number() {
                 to_hex(&Sha256::digest(fs::read(to.join(name)).unwrap()))
             );
         }
-        // Without digests the checksum is another one, over the images.
+        // Without digests the checksum is different, because it covers the images.
         fs::remove_file(to.join(MANIFEST)).unwrap();
         let without = strict(&to);
         assert!(without.train.checksum_reads_files());
@@ -246,8 +246,7 @@ fn a_shard_that_is_newer_than_the_manifest_or_was_another_before_must_be_the_one
     // The same bytes are written again, so only the times change.
     fs::write(&path, &bytes).unwrap();
     assert_eq!(opened(&to), listed);
-    // The other file has the same length and the same time as the manifest: the index kept a file
-    // that was not it.
+    // The other file has the shard's length and the manifest's time. The index has the old file.
     let mut other = bytes.clone();
     let place = other.iter().rposition(|byte| *byte != 0).unwrap();
     other[place] ^= 1;
