@@ -78,8 +78,8 @@ const FAULTS: [Fault; 10] = [
         "loop",
         &[
             "error (rank 0): no progress for ",
-            ": rank 2 waits for no rank, busy in backward of epoch 1, step 7 for ",
-            "\n  rank 1: epoch 1, step 7, waiting for ",
+            ": rank 2 waits for no rank, busy in backward of epoch 2, step 8 for ",
+            "\n  rank 1: epoch 2, step 8, waiting for ",
             "; waits in all_reduce_sum for ",
         ],
     ),
@@ -94,13 +94,13 @@ const FAULTS: [Fault; 10] = [
         "loop-root",
         &[
             "error (rank 1): no progress for ",
-            ": rank 0 waits for no rank, busy in checkpoint of epoch 1, step 7 for ",
+            ": rank 0 waits for no rank, busy in checkpoint of epoch 2, step 8 for ",
         ],
     ),
     fault(
         "other-collective",
         &[
-            ": rank 2 waits in barrier of epoch 1, step 7, most in all_reduce_sum of epoch 1, step 7.",
+            ": rank 2 waits in barrier of epoch 2, step 8, most in all_reduce_sum of epoch 2, step 8.",
         ],
     ),
     fault(

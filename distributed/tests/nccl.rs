@@ -43,7 +43,7 @@ fn two_ranks_sum_or_both_get_the_same_error() {
             let text = error.to_string();
             assert!(
                 text.starts_with("NCCL cannot be used on rank")
-                    && text.contains("staged through host"),
+                    && text.contains("remove --reduction nccl"),
                 "{text}"
             );
         }
