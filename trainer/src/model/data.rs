@@ -52,7 +52,6 @@ pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64
 /// # Errors
 /// If files are missing or broken, there is no split to evaluate, a second val split is requested,
 /// or a download fails.
-/// for, or a download fails.
 pub fn open(
     config: &DataSection,
     split: &TrainSplitSection,

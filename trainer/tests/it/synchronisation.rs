@@ -146,7 +146,7 @@ fn a_synchronous_parameter_server_gives_the_bits_of_an_allreduce_in_rank_order()
     );
     // Three ranks are workers. The other two ranks are only servers.
     let own = "--sync parameter-server --servers 2 --server-placement own";
-    assert_eq!(hash(5, own), expected, "servers on ranks of their own");
+    assert_eq!(hash(5, own), expected, "servers on separate ranks");
 }
 
 #[test]

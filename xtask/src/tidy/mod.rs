@@ -29,8 +29,7 @@ CONTRIBUTING.md, and the routes in ARCHITECTURE.md lead to functions.
 A file of more than 800 lines needs a line `// tidy: long file because …` near its top; tidy prints
 the reason. A function of more than 120 lines needs `// tidy: long function because …` before it.
 
-With paths, tidy prints the findings below these only, also in folders whose prose is not yet
-rewritten (`NOT_YET` in xtask/src/tidy/language.rs).";
+With paths, tidy prints the findings below these only.";
 
 /// Flags of `cargo xtask tidy`.
 #[derive(Debug, Args)]
@@ -109,22 +108,16 @@ fn is_in(path: &str, place: &str) -> bool {
     Path::new(path).starts_with(place.trim_start_matches("./"))
 }
 
-/// Returns all findings below `places`; without places, except in prose that is not yet rewritten.
+/// Returns all findings below `places`; without places, of all files and of commits.
 fn findings(files: &[File], places: &[String]) -> Vec<String> {
     let mut findings = Vec::new();
     let is_meant =
         |file: &&File| places.is_empty() || places.iter().any(|place| is_in(&file.path, place));
     for file in files.iter().filter(is_meant) {
-        let mut found: Vec<Finding> = RULES.iter().flat_map(|rule| rule(file, files)).collect();
-        if !places.is_empty() || !language::is_not_yet(&file.path) {
-            found.extend(language::is_plain(file));
-        }
+        let found = RULES.iter().flat_map(|rule| rule(file, files));
+        let found = found.chain(language::is_plain(file));
         let path = &file.path;
-        findings.extend(
-            found
-                .iter()
-                .map(|Finding { line, message }| format!("{path}:{line}: {message}")),
-        );
+        findings.extend(found.map(|Finding { line, message }| format!("{path}:{line}: {message}")));
     }
     if places.is_empty() {
         findings.extend(language::long_subjects(&subjects()));

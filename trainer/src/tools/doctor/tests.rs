@@ -289,7 +289,10 @@ fn a_world_that_the_launcher_did_not_start_fails_with_the_remedy_of_the_refusal(
         rank.place.launcher = Some(("srun".to_owned(), 2));
         rank.place.complaint = complaint("srun: expected a world of 2", "use srun --mpi=pmix");
     });
-    let found = ["rank 0 on n1: srun: expected a world of 2", "train alone"];
+    let found = [
+        "rank 0 on n1: srun: expected a world of 2",
+        "train alone and",
+    ];
     expect("world", 1, &[(&separate, Fail, &found, "--mpi=pmix")]);
     let mut misplaced = healthy(4);
     for rank in &mut misplaced[1..3] {
