@@ -54,4 +54,4 @@ if "$program" bench --device ndarray --model resnet8 --batch-size-per-rank 1 --s
 else
     echo "ndarray                  left out: $(tail -1 bench.log)"
 fi
-grep -m1 '^processor ' f32.log
+printf 'processor         %s\n' "$(sed -n '/^model name/{s/^.*: //p;q}' /proc/cpuinfo)"

@@ -237,6 +237,49 @@ impl Table {
         };
         std::iter::once(header).chain(rows).map(line).collect()
     }
+
+    /// Formats the table, as the page shows it, for LaTeX with the package booktabs.
+    pub(crate) fn to_latex(&self) -> String {
+        let alignment = |column| if self.is_numeric(column) { 'r' } else { 'l' };
+        let columns: String = (0..self.columns.len()).map(alignment).collect();
+        let line = |cells: Vec<String>| format!("    {} \\\\\n", cells.join(" & "));
+        let header = line(self.columns.iter().map(|name| for_latex(name)).collect());
+        let row = |row: &Vec<Cell>| line(row.iter().map(|cell| for_latex(&cell.shown())).collect());
+        let rows: String = self.rows.iter().map(row).collect();
+        let title = for_latex(&self.title);
+        let id = &self.id;
+        format!(
+            "% Needs \\usepackage{{booktabs}}; wide tables fit with \\usepackage{{graphicx}} and \\resizebox.\n\
+             \\begin{{table}}\n  \\centering\n  \\caption{{{title}}}\n  \\label{{tab:{id}}}\n  \
+             \\begin{{tabular}}{{{columns}}}\n    \\toprule\n{header}    \\midrule\n{rows}    \
+             \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
+        )
+    }
+}
+
+/// Escapes the characters that LaTeX interprets as commands.
+fn for_latex(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' | '%' | '$' | '#' | '_' | '{' | '}' => escaped.extend(['\\', c]),
+            '~' => escaped.push_str("\\textasciitilde{}"),
+            '^' => escaped.push_str("\\textasciicircum{}"),
+            '\\' => escaped.push_str("\\textbackslash{}"),
+            '<' => escaped.push_str("\\textless{}"),
+            '>' => escaped.push_str("\\textgreater{}"),
+            '|' => escaped.push_str("\\textbar{}"),
+            '"' => escaped.push_str("\\textquotedbl{}"),
+            '±' => escaped.push_str("$\\pm$"),
+            '×' => escaped.push_str("$\\times$"),
+            '·' => escaped.push_str("$\\cdot$"),
+            '–' => escaped.push_str("--"),
+            '…' => escaped.push_str("\\dots{}"),
+            '\n' | '\r' | '\t' => escaped.push(' '),
+            c => escaped.push(c),
+        }
+    }
+    escaped
 }
 
 impl Cell {
@@ -359,6 +402,27 @@ mod tests {
         assert_eq!(
             table.to_csv(),
             "a,b,d\n0.123456789,7,\"x,\"\"y\"\"\nz\"\n,8,\" \"\n"
+        );
+    }
+
+    #[test]
+    fn latex_escapes_its_special_characters_and_has_every_row() {
+        let rows = [
+            row!["name" => "x_1 100 %", "images/s" => number(None, 1)],
+            row!["name" => "b", "images/s" => number(1234.5678, 1)],
+        ];
+        let text = Table::new("t", "A & B", rows).unwrap().to_latex();
+        for expected in [
+            "\\caption{A \\& B}",
+            "{lr}",
+            "    x\\_1 100 \\% & -- \\\\\n",
+            "1,234.6",
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
+        assert_eq!(
+            for_latex("\\a{b}^~#$<>|\""),
+            "\\textbackslash{}a\\{b\\}\\textasciicircum{}\\textasciitilde{}\\#\\$\\textless{}\\textgreater{}\\textbar{}\\textquotedbl{}"
         );
     }
 

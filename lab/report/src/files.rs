@@ -92,6 +92,7 @@ pub(crate) fn write(document: &Document, directory: &Path) -> Result<Size> {
             }
             Content::Table(table) => {
                 files.insert(format!("tables/{}.csv", table.id), table.to_csv());
+                files.insert(format!("tables/{}.tex", table.id), table.to_latex());
             }
             _ => {}
         }

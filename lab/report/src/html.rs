@@ -35,7 +35,7 @@ pub(super) fn page(document: &Document) -> String {
                 }
                 main { @for one in &document.sections { (section(one)) } }
                 footer {
-                    p { "In this directory: every table as CSV in " code { "tables" } ", every figure as SVG and CSV in " code { "figures" } ", everything in " code { "report.json" } "." }
+                    p { "In this directory: every table as CSV and LaTeX in " code { "tables" } ", every figure as SVG and CSV in " code { "figures" } ", everything in " code { "report.json" } "." }
                 }
             }
         }

@@ -47,6 +47,15 @@ pub fn facts(
         (true, false) => format!("by {monitor}; there is no test split"),
         _ => format!("by {monitor}; the run has no val split, so the test split chooses the best"),
     };
+    let mut ranks = format!(
+        "{} on {}, {} threads each",
+        launch.ranks,
+        launch.nodes.join(", "),
+        launch.threads_per_rank
+    );
+    if launch.ranks > 1 {
+        ranks.push_str(&format!(", {}", launch.mpi_library));
+    }
     let mut facts = vec![
         (
             "version",
@@ -54,16 +63,7 @@ pub fn facts(
         ),
         ("data", format!("{images} images")),
         ("best", best),
-        (
-            "ranks",
-            format!(
-                "{} on {}, {} threads each, {}",
-                launch.ranks,
-                launch.nodes.join(", "),
-                launch.threads_per_rank,
-                launch.mpi_library
-            ),
-        ),
+        ("ranks", ranks),
     ];
     if let Some(directory) = directory {
         facts.push(("output", directory.path().display().to_string()));
