@@ -9,6 +9,8 @@
 # A stage with other compiler flags has a separate target folder.
 # In a pipe `grep -q` would end before its input does, which `pipefail` takes for a failure.
 set -euo pipefail
+# A failure within `$( )` ends the script.
+shopt -s inherit_errexit
 host=x86_64-unknown-linux-gnu
 arm=aarch64-unknown-linux-gnu
 target=${CARGO_TARGET_DIR:-target}
@@ -307,7 +309,7 @@ cuda() {
 # gpu_check DATA FLAG...: packs the trainer for CUDA with its checks into target/gpu-check, and
 # runs them if there is a GPU. DATA is empty, or a folder with the files of the check known-answer.
 gpu_check() {
-    local data=$1 folder=target/gpu-check images file trainer stubs
+    local data=$1 folder=target/gpu-check images file trainer stubs glibc
     shift
     if [ -n "$data" ]; then
         images=$data/cifar-10-batches-bin/test_batch.bin
@@ -332,7 +334,8 @@ gpu_check() {
     fi
     strip -o $folder/trainer "$trainer"
     xz -T0 -6 $folder/trainer
-    echo "$folder packed; the program needs glibc $(objdump -T "$trainer" | grep -o 'GLIBC_[0-9.]\+' | sort -V | tail -n 1) or newer"
+    glibc=$(objdump -T "$trainer" | grep -o 'GLIBC_[0-9.]\+' | sort -V | tail -n 1)
+    echo "$folder packed; the program needs glibc $glibc or newer"
     if has_gpu; then
         cd $folder
         exec ./gpu-check.sh "$@"

@@ -9,6 +9,8 @@
 # Invariant: the same commit and compiler give the same lists and file dates. The owners and dates
 # in a tarball do not depend on this machine.
 set -euo pipefail
+# A failure within `$( )` ends the script.
+shopt -s inherit_errexit
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 folder=$target/dist
 # A published archive may have ten million bytes.

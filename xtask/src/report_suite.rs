@@ -33,6 +33,9 @@ const BROWSER_FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-qui
 /// An image of the background only has fewer bytes.
 const LEAST_IMAGE_BYTES: u64 = 20_000;
 
+/// Time limit of a check.
+const LIMIT_S: u64 = 120;
+
 const CHECKS: [Check; 6] = [
     (
         "a report opens at 1280 pixels without console messages and shows something",
@@ -95,7 +98,9 @@ pub(crate) fn run(trainer: &Path, only: Option<&str>, may_install: bool) -> Chec
     report.arg("report").arg(suite.folder.join("run"));
     report.args(["--target-accuracy", "0.01", "--output"]);
     report.arg(suite.folder.join("report"));
-    suite.finish(report, "report")?.expect_success()?;
+    suite
+        .finish_within(LIMIT_S, report, "report")?
+        .expect_success()?;
     Ok(suite::run(suite, only, &CHECKS)?)
 }
 
@@ -105,7 +110,9 @@ fn train(suite: &Suite, name: &str, add: impl FnOnce(&mut Command)) -> Checked {
     command.args(TRAIN.split_whitespace());
     command.arg("--output-dir").arg(suite.folder.join(name));
     add(&mut command);
-    suite.finish(command, name)?.expect_success()
+    suite
+        .finish_within(LIMIT_S, command, name)?
+        .expect_success()
 }
 
 /// Removes the last checkpoint and resumes, which writes the steps of the last epoch again.
@@ -116,7 +123,9 @@ fn shows_events(suite: &Suite) -> Checked {
     fs::remove_dir_all(&last).map_err(at(&last))?;
     let mut resume = Command::new(&suite.trainer);
     resume.args(["train", "--resume", "--output-dir"]).arg(&run);
-    suite.finish(resume, "resume")?.expect_success()?;
+    suite
+        .finish_within(LIMIT_S, resume, "resume")?
+        .expect_success()?;
     let events = suite.folder.join("events");
     let files = fs::read_dir(&events).map_or(0, Iterator::count);
     let text = format!("expected an event file of each session, got {files}");
@@ -164,7 +173,7 @@ fn open(suite: &Suite, name: &str, page: &Path, flags: &[&str]) -> Checked<Ended
     command.args(BROWSER_FLAGS.split_whitespace()).args(flags);
     command.arg(format!("--user-data-dir={}", profile.display()));
     command.arg(format!("file://{}", page.display()));
-    let ended = suite.finish(command, name)?;
+    let ended = suite.finish_within(LIMIT_S, command, name)?;
     ended.expect_success()?;
     let messages = console(ended.text());
     let expected = format!("no message on the console, not {messages:?}");

@@ -5,6 +5,7 @@
 //! stage.
 
 use std::cell::OnceCell;
+use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
@@ -62,7 +63,7 @@ const STAGES: [Stage; 18] = [
     of_script("arm", All, "kernels on aarch64; without qemu-user and a cross linker only compiled"),
     of_script("bits", All, "same bits with a C library that rounds differently, and on an emulated CPU without AVX-512"),
     of_script("features", All, "cargo features parquet and ndarray, burn-train (also under mpirun); compiles burn again"),
-    of_script("cuda", Named, "CUDA build without LLVM, about 25 minutes on 2 cores; computes on a GPU if there is one"),
+    stage("cuda", Named, "CUDA build without LLVM, about 25 minutes on 2 cores; computes on a GPU if there is one", cuda),
     stage("mpi", Always, "1 to 4 ranks under mpirun", mpi),
     stage("report", Always, "page of `trainer report` in Chromium, event files in TensorBoard", report),
     stage("mpich", All, "stage mpi, built and started with MPICH in target/mpich", mpich),
@@ -310,6 +311,12 @@ pub(crate) fn script(name: &str, may_install: bool, mpi: Mpi, log: Option<&Path>
     }
 }
 
+/// Builds alone, as a build of 25 minutes would slow the suites.
+fn cuda(context: &Context<'_>) -> Checked {
+    let may_install = !context.args.installing.no_install;
+    script("cuda", may_install, Mpi::of(&context.found), None)
+}
+
 fn mpi(context: &Context<'_>) -> Checked {
     let mpirun = context.found.launcher();
     let is_thorough = context.args.all || context.args.claim.is_some();
@@ -347,9 +354,14 @@ fn chaos(context: &Context<'_>) -> Checked {
 }
 
 /// Returns a command that runs this program again. A build in another stage may have replaced the
-/// file that this process was started from, so that `current_exe` would name a deleted file.
+/// file that this process was started from: on Linux `current_exe` would then name a deleted file.
 pub(crate) fn this_program(words: impl IntoIterator<Item: AsRef<OsStr>>) -> Command {
-    let mut command = Command::new("/proc/self/exe");
+    let own = "/proc/self/exe";
+    let program = match Path::new(own).exists() {
+        true => Ok(own.into()),
+        false => env::current_exe(),
+    };
+    let mut command = Command::new(program.unwrap_or_else(|_| own.into()));
     command.args(words);
     command
 }

@@ -62,8 +62,9 @@ impl Fault {
         let mut kinds = KINDS
             .iter()
             .flat_map(|(kind, weight, ..)| iter::repeat_n(*kind, *weight));
+        let total = KINDS.iter().map(|(_, weight, ..)| weight).sum();
         Fault {
-            kind: kinds.nth(random.below(20)).unwrap_or(Kind::Kill),
+            kind: kinds.nth(random.below(total)).unwrap_or(Kind::Kill),
             ranks,
             rank: random.below(ranks),
             delay: EARLIEST + latest.saturating_sub(EARLIEST).mul_f64(random.share()),

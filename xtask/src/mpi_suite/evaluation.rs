@@ -62,7 +62,7 @@ fn root_is_measured(suite: &Suite) -> Checked {
     let expected = alone("0")?;
     let other = alone("1")?;
     let rank = format!("${}", suite.rank_variable());
-    let ended = suite.shell(2, "eval-disks", line(&rank))?;
+    let ended = suite.finish(suite.shell(2, line(&rank))?, "eval-disks")?;
     let got = loss(&ended)?;
     let is_near = |loss: f64| (got - loss).abs() <= LOSS_TOLERANCE * loss;
     ended.expect(
@@ -94,7 +94,7 @@ fn differences_are_named(suite: &Suite) -> Checked {
             "LOCKSTEP_ variables",
         ),
     ] {
-        let ended = suite.shell(2, "stranger-evaluation", line)?;
+        let ended = suite.finish(suite.shell(2, line)?, "stranger-evaluation")?;
         ended.expect_failure()?;
         ended.expect_text(&[named, "of rank 1 differs from root's"])?;
         ended.expect_one_message()?;
@@ -131,7 +131,10 @@ fn one_process_is_expected(suite: &Suite) -> Checked {
         "predict-scaling --ranks 8 --network 10gbe",
         "report nowhere --output nothing",
     ] {
-        let ended = suite.shell(2, "one-process", format!("exec {trainer} {words}"))?;
+        let ended = suite.finish(
+            suite.shell(2, format!("exec {trainer} {words}"))?,
+            "one-process",
+        )?;
         ended.expect_failure()?;
         let text = ended.text();
         ended.expect(

@@ -85,7 +85,7 @@ fn repetition_is_equal(suite: &Suite) -> Checked {
     run.train()?;
     let trainer = suite.trainer.display();
     let line = format!("exec {trainer} verify-run {}", run.folder.display());
-    let repeat = || suite.shell(2, "repetition", line.clone());
+    let repeat = || suite.finish(suite.shell(2, line.clone())?, "repetition");
     let ended = repeat()?;
     ended.expect_success()?;
     ended.expect_text(&["equal: 5 steps"])?;
@@ -116,7 +116,7 @@ fn differences_are_named(suite: &Suite) -> Checked {
         ),
     ] {
         let run = suite.run("stranger").with(&flag).with("--timeout 4");
-        let ended = suite.shell(2, "stranger", run.line(""))?;
+        let ended = suite.finish_within(120, suite.shell(2, run.line(""))?, "stranger")?;
         ended.expect_failure()?;
         ended.expect_text(&[named])?;
         ended.expect_one_message()?;
@@ -142,7 +142,10 @@ fn servers_without_threads(suite: &Suite) -> Checked {
         return Err(Stop::Skipped("no C compiler named cc".to_owned()));
     }
     let preloaded = format!("LD_PRELOAD={}", library.display());
-    let start = |run: &Run<'_>| suite.shell(run.ranks, &run.name, run.line(&preloaded));
+    let start = |run: &Run<'_>| {
+        let command = suite.shell(run.ranks, run.line(&preloaded))?;
+        suite.finish_within(120, command, &run.name)
+    };
     let flags = "--batch-norm local --sync parameter-server";
     let run = suite.run("serialized-in-workers").with(flags);
     let ended = start(&run)?;
@@ -169,7 +172,7 @@ fn slow_rank_is_waited_for(suite: &Suite) -> Checked {
          sleep 0.4; kill -CONT $$; sleep 0.1; done >/dev/null 2>&1) & fi;",
         suite.rank_variable()
     );
-    let ended = suite.shell(2, "slow", run.line(&slowed))?;
+    let ended = suite.finish_within(120, suite.shell(2, run.line(&slowed))?, "slow")?;
     ended.expect_success()?;
     let waited_s = json::number(&run.file("summary.json")?, "communication").unwrap_or_default();
     ended.expect(

@@ -35,7 +35,7 @@ fn refuses_misunderstood_launchers(suite: &Suite) -> Checked {
         let run = suite.run(variable);
         let mut command = suite.alone(&run.words);
         command.env(variable, tasks);
-        let ended = suite.finish(command, variable)?;
+        let ended = suite.finish_within(60, command, variable)?;
         ended.expect_failure()?;
         let numbers: Vec<&str> = ended.text().split(|c: char| !c.is_ascii_digit()).collect();
         let has_both = numbers.contains(&tasks) && numbers.contains(&"1");

@@ -61,7 +61,7 @@ fn separate_worlds_are_refused(suite: &Suite) -> Checked {
         words.push(suite.trainer.display().to_string());
         words.extend(run.words.clone());
         let command = suite.srun("none", 2, Path::new("env"), &words)?;
-        let ended = suite.finish(command, name)?;
+        let ended = suite.finish_within(120, command, name)?;
         ended.expect_failure()?;
         ended.expect_text(parts)?;
         ended.expect(!run.has_line(), "no training")?;
@@ -78,7 +78,7 @@ fn doctor_is_right(suite: &Suite) -> Checked {
         let words = ["doctor", "--threads", "1", "--output-dir"].map(str::to_owned);
         let words = [&words[..], &[output.display().to_string()]].concat();
         let command = suite.srun(mpi, 2, &suite.trainer, &words)?;
-        let ended = suite.finish(command, &format!("doctor-{mpi}"))?;
+        let ended = suite.finish_within(120, command, &format!("doctor-{mpi}"))?;
         ended.expect_code(code)?;
         ended.expect_text(&[part, "world", "data set"])?;
         ended.expect(!output.exists(), "no output directory")?;

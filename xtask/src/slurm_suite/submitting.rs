@@ -40,7 +40,7 @@ const SUBMIT: [&str; 6] = [
 /// Runs `trainer slurm`, which must succeed.
 fn succeeds(suite: &Suite, words: &[&str], passed_on: &[String]) -> Checked<Ended> {
     let name = format!("slurm-{}", words[0]);
-    let ended = suite.finish(slurm(suite, words, passed_on)?, &name)?;
+    let ended = suite.finish_within(200, slurm(suite, words, passed_on)?, &name)?;
     ended.expect_success()?;
     Ok(ended)
 }

@@ -129,14 +129,23 @@ impl Suite {
 
     /// Runs a command with the log `NAME.log`.
     pub(crate) fn finish(&self, command: Command, name: &str) -> Checked<Ended> {
-        Ended::run(command, &self.log(name), LIMIT_S)
+        self.finish_within(LIMIT_S, command, name)
     }
 
-    /// Runs a shell line on ranks under mpirun, with the log `NAME.log`.
-    pub(crate) fn shell(&self, ranks: usize, name: &str, line: String) -> Checked<Ended> {
+    /// As [`finish`](Self::finish), for a command that must end earlier.
+    pub(crate) fn finish_within(
+        &self,
+        limit_s: u64,
+        command: Command,
+        name: &str,
+    ) -> Checked<Ended> {
+        Ended::run(command, &self.log(name), limit_s)
+    }
+
+    /// Returns the command of a shell line on ranks under mpirun.
+    pub(crate) fn shell(&self, ranks: usize, line: String) -> Checked<Command> {
         let words = ["-c".to_owned(), line];
-        let command = self.on_ranks(Launcher::Mpirun, ranks, Path::new("/bin/sh"), &words)?;
-        self.finish(command, name)
+        self.on_ranks(Launcher::Mpirun, ranks, Path::new("/bin/sh"), &words)
     }
 
     /// Returns the value that `hash` computes, which happens once for each name.
