@@ -173,8 +173,12 @@ impl MpiCommunicator {
             ffi::MPI_Win_shared_query(window, 0, &mut size, &mut unit, address)
         };
         self.check("MPI_Win_shared_query", code)?;
-        NonNull::new(base.cast::<u8>())
-            .ok_or_else(|| CollectiveError::Failed("MPI_Win_shared_query: no memory".to_owned()))
+        NonNull::new(base.cast::<u8>()).ok_or_else(|| {
+            CollectiveError::Failed(format!(
+                "MPI_Win_shared_query failed on rank {}: no memory",
+                self.topology.rank
+            ))
+        })
     }
 }
 

@@ -58,6 +58,15 @@ pub(super) struct State {
     pub(super) squares: Option<f64>,
 }
 
+impl State {
+    /// Queues a job. This fails only if the communication thread has exited; `Engine::next` reports
+    /// the reason.
+    pub(super) fn send(&mut self, job: Job) {
+        self.num_pending += 1;
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct ParameterState {
     id: ParamId,
@@ -358,15 +367,12 @@ impl GradientCollector {
             let values = mem::take(&mut bucket.values);
             bucket.largest = self.largest_of(index, &values);
             state.next += 1;
-            state.num_pending += 1;
-            let job = Job::Bucket {
-                context: state.context,
+            let context = state.context;
+            state.send(Job::Bucket {
+                context,
                 index,
                 values,
-            };
-            // The send fails only if the communication thread has exited. `Engine::next` reports
-            // the reason.
-            let _ = state.jobs.as_ref().map(|jobs| jobs.send(job));
+            });
         }
     }
 

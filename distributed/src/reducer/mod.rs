@@ -231,14 +231,7 @@ impl GradientReducer {
         self.header = Some(header);
         self.engine.sleep();
         let bytes = header.to_bytes().to_vec();
-        let mut state = self.collector.lock();
-        state.num_pending += 1;
-        // The send fails only if the communication thread has exited. `Engine::next` reports the
-        // reason.
-        let _ = state
-            .jobs
-            .as_ref()
-            .map(|jobs| jobs.send(Job::Header(bytes)));
+        self.collector.lock().send(Job::Header(bytes));
     }
 
     /// Ends the micro-step with the gradients on the tape of its backward pass. Gradients that

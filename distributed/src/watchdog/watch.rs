@@ -145,7 +145,8 @@ impl Watch {
                     asked: now,
                     answers: vec![None; self.communicator.world_size()],
                 });
-                self.post.ask_others(self.next_number);
+                let all = 0..self.communicator.world_size();
+                self.post.ask(self.next_number, all);
                 self.next_number += 1;
             }
             return Ok(None);
@@ -154,9 +155,11 @@ impl Watch {
         self.post.collect(inquiry)?;
         if inquiry.answers.iter().any(Option::is_none) && inquiry.started.elapsed() < timeout {
             // A rank without an answer may make progress. The reports of other ranks are now out of
-            // date.
+            // date, so these ranks are asked again. A stopped rank would only block more threads.
             if inquiry.asked.elapsed() > timeout / PART {
-                self.post.ask_others(inquiry.number);
+                let answers = &inquiry.answers;
+                let others = (0..answers.len()).filter(|&to| answers[to].is_some());
+                self.post.ask(inquiry.number, others);
                 inquiry.asked = Instant::now();
             }
             return Ok(None);
@@ -246,9 +249,10 @@ impl Post {
         Ok(())
     }
 
-    fn ask_others(&mut self, inquiry: u64) {
-        let rank = self.communicator.rank();
-        for to in (0..self.communicator.world_size()).filter(|&to| to != rank) {
+    /// Asks `ranks` other than this one.
+    fn ask(&mut self, inquiry: u64, ranks: impl Iterator<Item = usize>) {
+        let own = self.communicator.rank();
+        for to in ranks.filter(|&to| to != own) {
             let question = inquiry.to_le_bytes().to_vec();
             self.waiting.push_back((to, QUESTION, question));
         }
