@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::store::burn_pack::Tensor;
-use burn::store::{ModuleSnapshot, ModuleStore, SafetensorsStore};
+use burn::store::{ApplyError, ModuleSnapshot, ModuleStore, SafetensorsStore};
 
 use crate::WeightsError;
 use crate::error::some;
@@ -204,8 +204,15 @@ pub fn load_weights_with<M: Module>(
         false,
     );
     if !applied.errors.is_empty() {
+        let named = |path: &str| {
+            own.iter()
+                .find(|own| own.path == path)
+                .map_or(path.to_owned(), |own| own.name.clone())
+        };
         let errors = applied.errors.iter();
-        let misshaped = errors.map(|error| shortened(error.to_string())).collect();
+        let misshaped = errors
+            .map(|error| shortened(describe(error, named)))
+            .collect();
         return Err(mismatch(path, Vec::new(), misshaped));
     }
     let names = |own: &[&OwnTensor]| own.iter().map(|own| own.name.clone()).collect();
@@ -443,4 +450,29 @@ fn shortened(mut reason: String) -> String {
         reason.push('…');
     }
     reason
+}
+
+/// Describes an error with the names of the file's tensors, which `named` returns for a path.
+fn describe(error: &ApplyError, named: impl Fn(&str) -> String) -> String {
+    match error {
+        ApplyError::ShapeMismatch {
+            path,
+            expected,
+            found,
+        } => {
+            let expected = expected.as_slice();
+            let found = found.as_slice();
+            format!("{}: expected {expected:?}, got {found:?}", named(path))
+        }
+        ApplyError::DTypeMismatch {
+            path,
+            expected,
+            found,
+        } => {
+            format!("{}: expected {expected:?}, got {found:?}", named(path))
+        }
+        ApplyError::AdapterError { path, message } | ApplyError::LoadError { path, message } => {
+            format!("{}: {message}", named(path))
+        }
+    }
 }
