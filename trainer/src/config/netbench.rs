@@ -3,7 +3,7 @@
 //! In: its flags; the file of an earlier measurement. Out: plain values. Invariant: sizes ascend
 //! without duplicates.
 
-use super::error::{ConfigError, invalid, no_effect, within};
+use super::error::{ConfigError, invalid, no_effect};
 use super::options::in_range;
 use super::sync::timeout;
 use crate::config::choices::ReductionChoice;
@@ -64,8 +64,22 @@ impl NetbenchConfig {
         let mut ranks = args.ranks.clone().unwrap_or(all);
         ranks.sort_unstable();
         ranks.dedup();
-        for ranks in &ranks {
-            within("--ranks", *ranks, 2..=world_size)?;
+        if let Some(wrong) = ranks
+            .iter()
+            .find(|ranks| !(2..=world_size).contains(*ranks))
+        {
+            let expected = format!("numbers from 2 to {world_size}, the world size");
+            return Err(invalid("--ranks", expected, wrong));
+        }
+        if args.max_bytes.is_some() && args.sizes.is_some() {
+            return Err(no_effect(
+                "--max-bytes",
+                "with --sizes, which lists all sizes",
+                "leave one of them out",
+            ));
+        }
+        if args.pairs == Some(0) {
+            return Err(invalid("--pairs", "at least 1", 0));
         }
         let most = args.max_bytes.unwrap_or(DEFAULT_MOST_BYTES);
         let powers = (0..).map(|power| 1 << (2 * power));
@@ -91,7 +105,7 @@ impl NetbenchConfig {
             plan: netbench::NetbenchPlan {
                 sizes,
                 time_per_point: Duration::from_secs_f64(seconds),
-                most_pairs: within("--pairs", args.pairs.unwrap_or(28), 1..=usize::MAX)?,
+                most_pairs: args.pairs.unwrap_or(28),
                 ranks,
                 reductions,
             },
@@ -101,7 +115,18 @@ impl NetbenchConfig {
 
     /// Returns the settings that must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
-        vec![("the flags of netbench".to_owned(), format!("{self:?}"))]
+        let seconds = self.plan.time_per_point.as_secs_f64();
+        let settings = [
+            ("--sizes", format!("{:?}", self.plan.sizes)),
+            ("--seconds-per-point", seconds.to_string()),
+            ("--pairs", self.plan.most_pairs.to_string()),
+            ("--ranks", format!("{:?}", self.plan.ranks)),
+            ("--reductions", format!("{:?}", self.plan.reductions)),
+            ("--timeout", self.timeout.as_secs().to_string()),
+        ];
+        settings
+            .map(|(option, value)| (option.to_owned(), value))
+            .to_vec()
     }
 }
 
@@ -195,9 +220,33 @@ mod tests {
     }
 
     #[test]
+    fn shared_settings_name_the_flag_that_differs() {
+        let settings = |flags| resolve(flags, 4).unwrap().shared_settings();
+        for (flags, option) in [
+            ("--sizes 4", "--sizes"),
+            ("--seconds-per-point 2", "--seconds-per-point"),
+            ("--pairs 3", "--pairs"),
+            ("--ranks 2", "--ranks"),
+            ("--reductions ring", "--reductions"),
+            ("--timeout 60", "--timeout"),
+        ] {
+            let (all, changed) = (settings(""), settings(flags));
+            let mut pairs = all.iter().zip(&changed);
+            let (_, (differing, _)) = pairs.find(|(all, changed)| all != changed).unwrap();
+            assert_eq!(differing, option);
+            assert!(pairs.all(|(all, changed)| all == changed), "{flags}");
+        }
+    }
+
+    #[test]
     fn options_that_cannot_be_are_refused() {
         for (flags, world_size, expected) in [
-            ("--ranks 1", 4, "--ranks: expected 2 to 4, got 1"),
+            ("--max-bytes 1 --sizes 1", 2, "--max-bytes has no effect"),
+            (
+                "--ranks 1",
+                4,
+                "expected numbers from 2 to 4, the world size, got 1",
+            ),
             ("--ranks 8", 4, "got 8"),
             (
                 "--ranks 2",
@@ -219,7 +268,7 @@ mod tests {
                 2,
                 "--timeout: expected more than twice",
             ),
-            ("--pairs 0", 2, "--pairs"),
+            ("--pairs 0", 2, "--pairs: expected at least 1, got 0"),
         ] {
             let error = resolve(flags, world_size).unwrap_err();
             assert!(error.contains(expected), "{flags}: {error}");

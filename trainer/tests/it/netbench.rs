@@ -1,6 +1,6 @@
 //! `trainer netbench` on thread-ranks, and as a user starts it.
 
-use crate::fixture::{ended_with, last_line_as_json, parsed, silent, succeed, trainer};
+use crate::fixture::{last_line_as_json, parsed, silent, succeed, trainer};
 use std::path::Path;
 
 use distributed::run_ranks;
@@ -139,19 +139,26 @@ fn one_rank_tells_its_circumstances_and_that_there_is_nothing_to_measure() {
 #[test]
 fn wrong_usage_has_code_2_and_a_file_that_cannot_be_written_code_1_at_once() {
     for (words, code, expected) in [
+        ("--sizes 0", 2, "--sizes"),
+        ("--sizes 1MB", 2, "--sizes"),
+        ("--max-bytes 4 --sizes 4", 2, "--max-bytes"),
         ("--ranks 2", 2, "--ranks"),
         ("--output /", 2, "--output"),
+        ("--output .", 2, "--output"),
+        ("--output ..", 2, "--output"),
+        ("--pairs 0", 2, "--pairs"),
         (
             "--output /absent/folder/network.json",
             1,
             "cannot write /absent/folder/network.json",
         ),
     ] {
-        let text = ended_with(code, trainer(&format!("netbench {words}"), &[]));
-        assert!(text.contains(expected), "{words}: {text}");
-        assert_eq!(
-            text.lines().count(),
-            1,
+        let output = trainer(&format!("netbench {words}"), &[]).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words}: {error}");
+        assert!(error.contains(expected), "{words}: {error}");
+        assert!(
+            output.stdout.is_empty(),
             "refused before anything is printed"
         );
     }

@@ -68,7 +68,7 @@ pub struct NetbenchArgs {
     pub sizes: Option<Vec<usize>>,
 
     /// Largest of the default sizes, bytes, KiB or MiB [default: 64MiB]
-    #[arg(long, value_name = "SIZE", value_parser = bytes, conflicts_with = "sizes")]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub max_bytes: Option<usize>,
 
     /// Longest time of a point, seconds; it ends earlier at 5 % [default: 1]
