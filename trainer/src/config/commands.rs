@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Largest number of samples in a forward pass of `bench` and `eval`.
+pub(super) const MAX_SAMPLES: usize = 1 << 20;
 /// Largest number of simulated ranks.
 pub(super) const MAX_SIMULATED: usize = 4096;
 /// Options of `bench` that do not change a step, or that the result of `bench` contains anyway.
@@ -115,7 +117,11 @@ impl BenchConfig {
             _ => 3,
         };
         Ok(Self {
-            batch_size_per_rank: args.batch_size_per_rank.unwrap_or(128),
+            batch_size_per_rank: within(
+                "--batch-size-per-rank",
+                args.batch_size_per_rank.unwrap_or(128),
+                1..=MAX_SAMPLES,
+            )?,
             grad_accum_steps,
             steps: args.steps.unwrap_or(20),
             warmup_steps: args.warmup_steps.unwrap_or(warmup_steps),
@@ -222,7 +228,14 @@ pub struct SimulationConfig {
 
 fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError> {
     let Some(network) = &args.simulate_network else {
-        return Ok(None);
+        return match args.simulate_ranks {
+            None => Ok(None),
+            Some(_) => Err(no_effect(
+                "--simulate-ranks",
+                "without --simulate-network",
+                "add --simulate-network or remove --simulate-ranks",
+            )),
+        };
     };
     let powers = || (1..=10).map(|power| 1 << power).collect();
     let ranks = args.simulate_ranks.clone().unwrap_or_else(powers);
@@ -236,7 +249,13 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
 /// Rejects numbers of ranks whose simulation takes too long.
 pub(super) fn simulated_ranks(option: &str, ranks: &[usize]) -> Result<(), ConfigError> {
     let mut ranks = ranks.iter();
-    ranks.try_for_each(|ranks| within(option, *ranks, 1..=MAX_SIMULATED).map(drop))
+    match ranks.find(|ranks| !(1..=MAX_SIMULATED).contains(*ranks)) {
+        None => Ok(()),
+        Some(wrong) => {
+            let expected = format!("1 to {MAX_SIMULATED} ranks");
+            Err(invalid(option, expected, wrong))
+        }
+    }
 }
 
 /// Returns the path of a directory that exists or can be created.

@@ -81,13 +81,10 @@ pub struct ScalingConfig {
     pub output: Option<PathBuf>,
 }
 
-/// Flags of comparisons that need no prediction.
-const COMPARING: [&str; 3] = ["measured", "published", "json"];
-
-/// Further flags of predictions that need no measured step.
+/// Flags of predictions that need no measured step, except paths.
 #[rustfmt::skip]
-const PREDICTING: [&str; 9] =
-    ["profile", "network", "ranks", "ranks-per-node", "methods", "scaling", "bucket-mib", "overlap", "output"];
+const PREDICTING: [&str; 7] =
+    ["network", "ranks", "ranks-per-node", "methods", "scaling", "bucket-mib", "overlap"];
 
 impl ScalingConfig {
     /// Resolves the flags; returns `None` if only measured or published figures are shown.
@@ -112,7 +109,8 @@ impl ScalingConfig {
             Ok(others.next().map(|(flag, _)| format!("--{flag}")))
         };
         if args.profile.is_none() && (args.measured.is_some() || args.published) {
-            return match is_given(&COMPARING)? {
+            let output = args.output.as_ref().map(|_| "--output".to_owned());
+            return match is_given(&[])?.or(output) {
                 None => Ok(None),
                 Some(flag) => Err(no_effect(
                     flag,
@@ -122,7 +120,7 @@ impl ScalingConfig {
             };
         }
         if args.profile.is_some()
-            && let Some(flag) = is_given(&[&COMPARING[..], &PREDICTING].concat())?
+            && let Some(flag) = is_given(&PREDICTING)?
         {
             let because = "with --profile, whose step was measured";
             return Err(no_effect(flag, because, "leave it out"));
@@ -192,17 +190,16 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
     let mut networks: Vec<NamedNetwork> = Vec::new();
     for text in &given {
         // A comma separates latency and bandwidth, but also names in a list.
-        let text = text.trim();
-        let first = text.split(',').next().unwrap_or_default();
-        let given = match named("--network", text) {
-            Ok(network) => vec![network],
-            Err(_) if first != text && named("--network", first).is_ok() => text
-                .split(',')
-                .map(|text| named("--network", text.trim()))
-                .collect::<Result<_, _>>()?,
-            Err(error) => return Err(error),
+        let first = text.split(',').next().unwrap_or_default().trim();
+        let begins_with_latency = first.starts_with(|c: char| c.is_ascii_digit())
+            && first.parse::<NetworkModel>().is_err()
+            && !names_a_measurement(first);
+        let items: Vec<&str> = match begins_with_latency || text.parse::<NetworkModel>().is_ok() {
+            true => vec![text],
+            false => text.split(',').collect(),
         };
-        for mut network in given {
+        for item in items {
+            let mut network = named("--network", item.trim())?;
             if let Some(ranks) = ranks_per_node {
                 let link = network.model.node.map_or(Link::MEMORY, |node| node.link);
                 network.model.node = None;
@@ -226,7 +223,7 @@ fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError>
 /// Returns the network whose name, description or file is `text`.
 pub(super) fn named(option: &'static str, text: &str) -> Result<NamedNetwork, ConfigError> {
     if names_a_measurement(text) {
-        let path = PathBuf::from(text);
+        let path = PathBuf::from(text.trim());
         let name = path.file_stem().unwrap_or(path.as_os_str());
         return Ok(NamedNetwork {
             name: name.to_string_lossy().into_owned(),
@@ -243,7 +240,11 @@ pub(super) fn named(option: &'static str, text: &str) -> Result<NamedNetwork, Co
             _ => NetworkSource::Flags,
         },
         model: model.map_err(|NetworkError { expected, got, .. }| {
-            invalid(option, expected, format!("\"{got}\" in \"{text}\""))
+            let place = match got == text {
+                true => String::new(),
+                false => format!(" in \"{text}\""),
+            };
+            invalid(option, expected, format!("\"{got}\"{place}"))
         })?,
     })
 }
@@ -299,7 +300,9 @@ mod tests {
                 1,
                 "--batch-size-per-rank has",
             ),
-            ("--ranks 0", 1, "--ranks: expected 1 to 4096, got 0"),
+            ("--measured study --output o", 1, "--output has no effect"),
+            ("--network 1gbe,absent.json", 1, "got absent.json"),
+            ("--ranks 0", 1, "--ranks: expected 1 to 4096 ranks, got 0"),
             (
                 "--profile a,b",
                 1,
@@ -310,6 +313,8 @@ mod tests {
             let error = resolve_on(flags, world_size).unwrap_err();
             assert!(error.contains(expected), "{flags}: {error}");
         }
+        let of_list = resolve_on("--network 1gbe,token-ring", 1).unwrap_err();
+        assert!(of_list.ends_with("got \"token-ring\""), "{of_list}");
         assert!(resolve_on("--measured study", 1).unwrap().is_none());
     }
 }

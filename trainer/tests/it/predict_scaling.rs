@@ -1,6 +1,8 @@
 //! `trainer predict-scaling` and `trainer bench --profile-output`, as a user starts them.
 
 use crate::fixture::{ended_with, last_line_as_json, succeed, trainer};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use records::{BenchResult, PredictionFile};
@@ -236,6 +238,7 @@ fn bench_simulates_methods_of_every_kind() {
 fn wrong_usage_has_code_2_and_names_the_flag_and_bad_files_have_code_1() {
     for (words, code, expected) in [
         ("--methods ring", 2, "--methods: expected allreduce"),
+        ("--ranks 0", 2, "--ranks: expected 1 to 4096 ranks"),
         ("--output /", 2, "--output: expected the name of a file"),
         ("--profile /absent/step.json", 1, "/absent/"),
         ("--measured /absent/runs.txt", 1, "/absent/"),
@@ -248,5 +251,14 @@ fn wrong_usage_has_code_2_and_names_the_flag_and_bad_files_have_code_1() {
             1,
             "refused before anything is printed"
         );
+    }
+}
+
+#[test]
+fn paths_need_not_be_utf_8() {
+    let path = Path::new(OsStr::from_bytes(b"/absent/\xff"));
+    for flag in ["--measured", "--profile"] {
+        let text = ended_with(1, trainer(&format!("predict-scaling {flag}"), &[path]));
+        assert!(text.contains("/absent/\u{fffd}"), "{flag}: {text}");
     }
 }

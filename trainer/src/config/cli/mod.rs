@@ -301,12 +301,7 @@ pub struct BenchArgs {
     pub simulate_network: Option<String>,
 
     /// Numbers of ranks to simulate, comma-separated [default: 2,4,8,16,32,64,128,256,512,1024]
-    #[arg(
-        long,
-        value_name = "RANKS",
-        value_delimiter = ',',
-        requires = "simulate_network"
-    )]
+    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
     #[serde(skip)]
     pub simulate_ranks: Option<Vec<usize>>,
 

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 pub struct PredictScalingArgs {
     /// Files of bench --profile-output; strong scaling takes two [default: measured now]
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    #[serde(skip)]
     pub profile: Option<Vec<PathBuf>>,
 
     /// Networks: ib-edr, 10gbe, 50us,113MB/s, a netbench .json [default: ib-edr,10gbe,1gbe]
@@ -44,18 +45,22 @@ pub struct PredictScalingArgs {
 
     /// Measured runs to compare: lines of bench --json, or a study; repeatable [default: none]
     #[arg(long, value_name = "FILE|DIR")]
+    #[serde(skip)]
     pub measured: Option<Vec<PathBuf>>,
 
     /// Compare published scaling figures with the simulation [default: off]
     #[arg(long)]
+    #[serde(skip)]
     pub published: bool,
 
     /// File for the predictions; one for each network [default: none]
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub output: Option<PathBuf>,
 
     /// Print one JSON object as the last line [default: off]
     #[arg(long)]
+    #[serde(skip)]
     pub json: bool,
 
     /// Samples of one rank in a step that is measured now [default: 128]
