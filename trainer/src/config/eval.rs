@@ -3,9 +3,10 @@
 //! In: its flags, and the configuration in a checkpoint. Out: decided values.
 //! Invariant: as in [`super`], an option without effect is rejected.
 
+use super::commands::MAX_SAMPLES;
 use super::compute::ComputeSection;
 use super::data::{DataSection, DatasetChoice, TrainSplitSection};
-use super::error::{ConfigError, conflict, invalid, missing, no_effect};
+use super::error::{ConfigError, conflict, invalid, missing, no_effect, within};
 use super::family::Family;
 use super::sync::timeout;
 use super::{TrainConfig, file, options, shared_settings};
@@ -80,6 +81,11 @@ impl EvalConfig {
         family: &Family,
         trained: Option<&TrainConfig>,
     ) -> Result<Self, ConfigError> {
+        let batch_size_per_rank = within(
+            "--batch-size-per-rank",
+            args.batch_size_per_rank.unwrap_or(128),
+            1..=MAX_SAMPLES,
+        )?;
         options::expect_ranges(args)?;
         let compute = args.compute.decide_for(family)?;
         let timeout = timeout(args.timeout)?.as_secs();
@@ -108,7 +114,7 @@ impl EvalConfig {
             (None, None) => vec!["test".to_owned(), val.to_owned()],
         };
         Ok(Self {
-            batch_size_per_rank: args.batch_size_per_rank.unwrap_or(128),
+            batch_size_per_rank,
             allow_changed_classes: args.allow_changed_classes,
             split: args.split,
             timeout,
@@ -215,19 +221,28 @@ fn data_like(
         val_fraction,
         ..TrainSplitArgs::default()
     })?;
-    let is_typed = args.data.shapes_test.or(args.data.synthetic_test).is_some();
-    let num_test = match data.dataset {
-        DatasetChoice::Shapes { shapes_test, .. } if !is_typed => shapes_test,
-        DatasetChoice::Synthetic { synthetic_test, .. } if !is_typed => synthetic_test,
-        _ => 0,
+    let (option, num_test, typed) = match data.dataset {
+        DatasetChoice::Shapes { shapes_test, .. } => {
+            ("--shapes-test", shapes_test, args.data.shapes_test)
+        }
+        DatasetChoice::Synthetic { synthetic_test, .. } => {
+            ("--synthetic-test", synthetic_test, args.data.synthetic_test)
+        }
+        _ => return Ok((data, split)),
     };
-    let num_images = num_test + split.num_made();
-    if num_images * 3 * data.image_size().pow(2) > MAX_DRAWN_BYTES {
-        return Err(invalid(
-            "--shapes-test or --synthetic-test",
-            format!("at most {MAX_DRAWN_BYTES} bytes of images, or the number as a flag"),
-            format!("the checkpoint's {num_images} images"),
-        ));
+    let bytes_per_image = 3 * data.image_size().pow(2);
+    let fits = |number: usize| number.saturating_mul(bytes_per_image) <= MAX_DRAWN_BYTES;
+    if typed.is_none() && !fits(num_test) {
+        let expected =
+            format!("at most {MAX_DRAWN_BYTES} bytes of images, or the number as a flag");
+        let got = format!("the checkpoint's {num_test} images");
+        return Err(invalid(option, expected, got));
+    }
+    let num_train = split.num_made();
+    if !fits(num_train) {
+        let expected = format!("training images of at most {MAX_DRAWN_BYTES} bytes");
+        let got = format!("the checkpoint's {num_train} images");
+        return Err(invalid("--split", expected, got));
     }
     Ok((data, split))
 }

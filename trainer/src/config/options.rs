@@ -104,17 +104,17 @@ const ASKS_NOTHING: [(&str, &str); 4] = [
 
 /// Options with whole numbers, and their range.
 #[rustfmt::skip]
-const WHOLE: [(&[&str], RangeInclusive<i64>); 7] = [
+const WHOLE: [(&[&str], RangeInclusive<i64>); 6] = [
     (&["shapes-test", "shapes-train", "synthetic-test", "synthetic-train"], 1..=1 << 24),
     (&["synthetic-classes", "num-classes"], 2..=MAX_CLASSES as i64),
     (&["image-size"], 8..=MAX_IMAGE_SIDE as i64),
     (&["loader-threads"], 0..=1 << 10),
     (&["threads"], 1..=1 << 10),
-    (&["batch-size-per-rank"], 1..=1 << 20),
     (&[
-        "limit-test", "limit-train", "global-batch-size", "grad-accum-steps", "servers", "every", "from-step", "timeout",
-        "reference-batch-size", "epochs", "schedule-epochs", "eval-every-epochs", "patience", "checkpoint-every-epochs",
-        "checkpoint-every-steps", "keep-checkpoints", "log-every-steps", "tensorboard-every", "steps",
+        "limit-test", "limit-train", "global-batch-size", "batch-size-per-rank", "grad-accum-steps", "servers",
+        "every", "from-step", "timeout", "reference-batch-size", "epochs", "schedule-epochs", "eval-every-epochs",
+        "patience", "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps",
+        "tensorboard-every", "steps",
     ], 1..=i64::MAX),
 ];
 

@@ -55,11 +55,10 @@ impl ScheduleArgs {
         if schedule == ScheduleKind::Multistep {
             self.fill_milestones(epochs)?;
         }
-        let is_one_cycle = schedule == ScheduleKind::OneCycle;
-        let is_planned = is_one_cycle || schedule == ScheduleKind::Cosine || has_planned_sizes;
-        if !is_planned {
+        if !schedule.depends_on_epochs() && !has_planned_sizes {
             self.schedule_epochs = None;
         }
+        let is_one_cycle = schedule == ScheduleKind::OneCycle;
         let planned = self.schedule_epochs.unwrap_or(epochs);
         let (default_warmup, default_start) = match is_one_cycle {
             // The published shape: the rate rises for 30 % of the run, from 1/25 of the peak.
@@ -111,7 +110,7 @@ impl ScheduleSection {
 impl ScheduleChoice {
     /// Returns true if the rate of a step depends on the number of planned epochs.
     pub fn depends_on_epochs(&self) -> bool {
-        matches!(self, Self::Cosine | Self::OneCycle)
+        self.kind().depends_on_epochs()
     }
 
     /// Returns the epochs after which the rate is multiplied by gamma.

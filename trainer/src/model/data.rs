@@ -447,6 +447,10 @@ fn open_cifar(
     which: Cifar,
     files: &CifarFiles,
     communicator: &dyn Communicator,
+    #[cfg_attr(
+        not(feature = "download"),
+        allow(unused_variables, reason = "only a download reports progress")
+    )]
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
     if files.download {

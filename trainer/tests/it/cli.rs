@@ -371,6 +371,10 @@ fn a_file_with_unknown_keys_or_values_is_refused_with_its_line() {
         ("[data]\ndataset = \"mnist\"\n", &["`shapes`"]),
         ("[compute]\ninput = \"gpu\"\n", &["`device`"]),
         ("[run]\nseed = -1\n", &["line 2"]),
+        (
+            "[optimizer]\nclass-weights = [1.0, 2.0]\n",
+            &["expected a text"],
+        ),
         ("", &["got an empty file"]),
         // A flag of another model family, such as the example's.
         (
@@ -515,6 +519,14 @@ fn the_global_batch_is_the_exact_product_or_refused() {
     assert_eq!(
         (config.batch.global_batch_size, config.micro_batch_size()),
         (72, 12)
+    );
+}
+
+#[test]
+fn the_batch_of_a_rank_has_no_upper_bound_in_training() {
+    expect(
+        &resolved("--batch-size-per-rank 2097152"),
+        "batch.global-batch-size=2097152",
     );
 }
 
@@ -820,6 +832,21 @@ fn a_measurement_refuses_what_its_step_would_not_do() {
             2,
             &["--virtual-shards", "a multiple of the 2 ranks"],
         ),
+        (
+            "--batch-size-per-rank 1048577",
+            1,
+            &["--batch-size-per-rank: expected 1 to 1048576, got 1048577"],
+        ),
+        (
+            "--simulate-ranks 2",
+            1,
+            &["--simulate-ranks has no effect without --simulate-network"],
+        ),
+        (
+            "--simulate-network 10gbe --simulate-ranks 4097",
+            1,
+            &["--simulate-ranks: expected 1 to 4096 ranks, got 4097"],
+        ),
         // Only Lockstep's kernels can recompute activations.
         (
             "--recompute norms --kernels stock",
@@ -1055,6 +1082,10 @@ fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
         ("train --loss-scale 1000", "a power of two"),
         ("train --dataset cifar10", "--data-dir is missing"),
         ("config --milestones 2", "--schedule multistep"),
+        (
+            "train --weight-decay -1",
+            "--weight-decay: expected 0 or more, got -1",
+        ),
         ("eval --weights w", "--model is missing"),
         ("predict a.png", "--checkpoint"),
     ] {

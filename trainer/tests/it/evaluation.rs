@@ -406,7 +406,7 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
     });
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(
-        text.contains("--synthetic-test: expected at most 4294967296 bytes of images"),
+        text.contains("--shapes-test: expected at most 4294967296 bytes of images"),
         "{text}"
     );
     assert_eq!(
@@ -415,6 +415,14 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
             .scores
             .num_samples,
         30
+    );
+    let folder = with_config(&run, |config| {
+        config["flags"]["train-split"]["shapes-train"] = (1_u64 << 24).into()
+    });
+    let text = alone(folder.path(), &["--split", "train"]).unwrap_err();
+    assert!(
+        text.contains("--split: expected training images of at most 4294967296 bytes"),
+        "{text}"
     );
     let folder = with_config(&run, |config| {
         config["flags"]["data"]["loader-threads"] = (1_u64 << 40).into()

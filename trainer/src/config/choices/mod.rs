@@ -259,6 +259,13 @@ impl DatasetKind {
     }
 }
 
+impl ScheduleKind {
+    /// Returns true if the rate of a step depends on the number of planned epochs.
+    pub fn depends_on_epochs(self) -> bool {
+        matches!(self, Self::Cosine | Self::OneCycle)
+    }
+}
+
 impl ReductionChoice {
     /// Returns the algorithm that uses messages between ranks; `None` for NCCL.
     pub fn kind(self) -> Option<ReductionKind> {
@@ -388,7 +395,7 @@ impl FromStr for RateFactor {
 
 /// A choice in a file: a number or text.
 #[derive(Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text in quotes or a whole number")]
 enum Written {
     Number(i64),
     Text(String),
