@@ -57,8 +57,34 @@ pub use study::{
 pub use summary::{RankSeconds, SlowestRank, Summary, ThroughputStats};
 pub use trace::{EventNames, TraceEvent};
 
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
 /// Returns the boot id of the machine, which its containers share; `None` if unknown.
 pub fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
+/// Reads a record from JSON, in which null equals absent.
+///
+/// # Errors
+/// If a required member is missing or a member has another type.
+pub fn from_value<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
+    serde_json::from_value(without_nulls(value))
+}
+
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let known = members.into_iter().filter(|(_, member)| !member.is_null());
+            Value::Object(
+                known
+                    .map(|(key, member)| (key, without_nulls(member)))
+                    .collect(),
+            )
+        }
+        Value::Array(values) => Value::Array(values.into_iter().map(without_nulls).collect()),
+        value => value,
+    }
 }

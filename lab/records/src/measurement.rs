@@ -164,7 +164,10 @@ impl Measurement {
         if let Some(cell) = &prediction.cell {
             return *cell == self.id;
         }
-        let is = |key: &str, value: &str| self.settings.get(key).is_none_or(|own| own == value);
+        let is = |key: &str, value: &str| {
+            let own = self.setting(key);
+            own == value || own.is_empty() && value == "none"
+        };
         let batch = prediction.batch_size_per_rank.to_string();
         let threads = file.threads.map(|threads| threads.to_string());
         // A single rank sends nothing, whatever the method and the network.
@@ -176,7 +179,7 @@ impl Measurement {
             && is("model", &file.model)
             && is("dtype", &file.dtype)
             && is("batch_size_per_rank", &batch)
-            && threads.is_none_or(|threads| is("threads", &threads))
+            && threads.is_none_or(|threads| ["", &threads].contains(&self.setting("threads")))
             && (self.ranks == 1 || is_same_method())
             && [&self.settings, &self.reported_work]
                 .iter()

@@ -2,7 +2,7 @@
 //!
 //! In: directories of runs and studies, files of predictions, networks and traces. Out: one HTML
 //! file without external resources. The same directory has its figures as SVG and its tables as
-//! CSV.
+//! CSV and LaTeX.
 //! Invariant: every number comes from a file and has all its digits in the report's files. The page
 //! fetches nothing and runs no script.
 

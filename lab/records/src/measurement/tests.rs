@@ -256,6 +256,17 @@ fn a_prediction_stands_for_its_cell_or_for_the_same_method_and_work_as_far_as_th
         one.id = "a".to_owned();
         assert!(one.is_predicted_by(&file, &named));
     }
+    let mut on_network = file;
+    for (network, own, expected) in [
+        ("10gbe", &[][..], false),
+        ("10gbe", &[("network", "10gbe")], true),
+        ("none", &[], true),
+    ] {
+        network.clone_into(&mut on_network.network.name);
+        let one = with(with(measurement(2, 1.0, ""), &method), own);
+        let found = one.is_predicted_by(&on_network, &prediction);
+        assert_eq!(found, expected, "{network} {own:?}");
+    }
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub(super) fn measurements(runs: &[Run]) -> Vec<Measurement> {
 
 /// Returns the data of a run, the options of its ranks' work, and if there are several ranks the
 /// options of their synchronisation, by the names that studies use.
-fn settings(run: &Run, ranks: usize) -> BTreeMap<String, String> {
+pub(super) fn settings(run: &Run, ranks: usize) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
     for (name, value) in run.settings.first().into_iter().flatten() {
         let (section, key) = name.split_once('.').unwrap_or_default();

@@ -2,14 +2,15 @@
 //!
 //! In: runs, a target. Out: figures and tables.
 //! Invariant: an accuracy counts from the end of the epoch after which it was measured, with all
-//! evaluations and checkpoints before it. A run that never reached the target is named.
+//! evaluations and checkpoints before it. A run that never reached the target is named and drawn
+//! separately.
 
-use super::{Facts, differing, words};
+use super::{Facts, Settings, differing, run_speeds, words};
 use crate::chart::{Axis, Kind, MOST_SERIES, Point, Series, Unit};
 use crate::document::{Cell, NamedRow, Section, number, percent, row};
 use crate::sources::Run;
 use records::{ClassScore, EpochRecord, Measurement, Spread};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Rows of a table of classes, and the most classes of a shown confusion matrix.
 const MOST_CLASSES: usize = 20;
@@ -63,6 +64,20 @@ pub(super) fn time_to_accuracy(facts: &Facts<'_>, section: &mut Section) {
             shown(one.best)
         ));
     }
+    by_batch(
+        section,
+        &runs,
+        target,
+        ["time", "Wall time", "seconds"],
+        EvaluatedRun::seconds,
+    );
+    by_batch(
+        section,
+        &runs,
+        target,
+        ["epochs", "Epochs", "epochs trained"],
+        |one, at| Some(one.run.epochs[at].number() as f64),
+    );
     let groups = facts.run_groups().into_iter();
     let groups = groups.map(|runs| runs.into_iter().filter_map(evaluated).collect::<Vec<_>>());
     section.table(
@@ -125,6 +140,91 @@ fn together(runs: &[EvaluatedRun<'_>]) -> Option<NamedRow> {
         "last accuracy, %, mean" => percent(mean, 2),
         "standard deviation" => percent(deviation, 2),
     ])
+}
+
+/// Draws a cost over the batch size, if there are two sizes and a run reached the target. The words
+/// are the beginning of the id, that of the title, and the vertical axis.
+fn by_batch<'a>(
+    section: &mut Section,
+    runs: &[EvaluatedRun<'a>],
+    target: f64,
+    [id, title, axis]: [&str; 3],
+    cost: fn(&EvaluatedRun<'a>, usize) -> Option<f64>,
+) {
+    let settings: Vec<BTreeMap<String, String>> = runs.iter().map(|one| line_of(one.run)).collect();
+    let borrowed = settings.iter().map(|one| {
+        let own = one.iter();
+        own.map(|(key, value)| (key.as_str(), value.as_str()))
+            .collect()
+    });
+    let settings: Vec<Settings<'_>> = borrowed.collect();
+    let keys = differing(&settings);
+    // Costs by line, by whether the target was missed, and by batch.
+    let mut lines: BTreeMap<(String, bool), BTreeMap<u64, Vec<f64>>> = BTreeMap::new();
+    for (one, settings) in runs.iter().zip(&settings) {
+        let Some(batch) = one.run.global_batch_size() else {
+            continue;
+        };
+        let key = (words(settings, &keys), one.reached.is_none());
+        let costs = lines.entry(key).or_default().entry(batch).or_default();
+        let end = one.run.epochs.len() - 1;
+        costs.extend(cost(one, one.reached.unwrap_or(end)));
+    }
+    let batches = lines.values().flat_map(|line| line.keys().copied());
+    let batches: BTreeSet<u64> = batches.collect();
+    let num_missed = lines.keys().filter(|(_, is_missed)| *is_missed).count();
+    if batches.len() < 2 || num_missed == lines.len() {
+        return;
+    }
+    let names: BTreeSet<&String> = lines.keys().map(|(name, _)| name).collect();
+    let series = lines.iter().map(|((name, is_missed), line)| {
+        // The sixth marker is a cross.
+        let (end, style, kind) = match is_missed {
+            true => ("ended without it", 5, Kind::Scattered),
+            false => {
+                let style = names.iter().position(|other| *other == name);
+                ("reached it", style.unwrap_or(0), Kind::Measured)
+            }
+        };
+        let words = match name.as_str() {
+            "" => end.to_owned(),
+            name => format!("{name}, {end}"),
+        };
+        let points = line.iter().filter_map(|(batch, costs)| {
+            let costs = Spread::of(costs.iter().copied())?;
+            Some(Point::of(*batch as f64, costs))
+        });
+        Series::line(words, style, kind, points.collect())
+    });
+    let crosses = match num_missed {
+        0 => "",
+        _ => " Crosses are the ends of runs that never reached it.",
+    };
+    section.lines(
+        [
+            &format!("{id}-to-accuracy-by-batch"),
+            &format!("{title} to an accuracy of {}", shown(target)),
+            &format!(
+                "Until the end of the first epoch whose accuracy was at least the target, with evaluation, checkpoints and warm-up. Points are medians of the runs of a batch size, bars their least and most.{crosses}"
+            ),
+        ],
+        Axis::of_counts(
+            "global batch, samples",
+            batches.iter().map(|batch| *batch as f64),
+        ),
+        Axis::from_zero(axis),
+        series.collect(),
+    );
+}
+
+/// Returns everything that two runs must share to be compared by their batch sizes.
+fn line_of(run: &Run) -> BTreeMap<String, String> {
+    let mut settings = run_speeds::settings(run, run.ranks().unwrap_or(1));
+    settings.remove("global_batch_size");
+    settings.remove("batch_size_per_rank");
+    let group = run.group.as_ref();
+    settings.extend(group.map(|group| ("study".to_owned(), group.study.to_string())));
+    settings
 }
 
 /// Draws loss and accuracy over epochs, images and time; repetitions of a cell share name and look.
@@ -315,7 +415,6 @@ mod tests {
     use crate::document::{Content, Table};
     use crate::sources::{RunGroup, Sources};
     use records::{Evaluation, EvaluationByClass};
-    use std::collections::BTreeMap;
 
     /// Returns a run with ten test images, whose epochs take 3 s, 10 images and 5 steps.
     fn run(cell: Option<&str>, seed: &str, correct: &[Option<u64>]) -> Run {
@@ -382,6 +481,63 @@ mod tests {
         let csv = table.to_csv();
         let expected = ["r,8,yes,9,3,15,30,90,4,20,12", "r,8,no,,,,,50,3,15,9"];
         assert_eq!(csv.lines().skip(1).collect::<Vec<_>>(), expected);
+    }
+
+    fn run_of_model(batch: usize, model: &str, correct: &[Option<u64>]) -> Run {
+        let mut run = run(None, "", correct);
+        let options = [
+            ("batch.global-batch-size", batch.to_string()),
+            ("model.model", model.to_owned()),
+        ];
+        run.settings[0].extend(options.map(|(key, value)| (key.to_owned(), value)));
+        run
+    }
+
+    /// Returns the data of figures by id: series, batch and cost.
+    fn by_batches(runs: Vec<Run>) -> Vec<(String, Vec<String>)> {
+        let contents = contents(runs, time_to_accuracy);
+        let figure = |content: &Content| match content {
+            Content::Figure(figure) => {
+                let csv = figure.data().to_csv();
+                let lines = csv.lines().skip(1).map(str::to_owned);
+                Some((figure.id.clone(), lines.collect()))
+            }
+            _ => None,
+        };
+        contents.iter().filter_map(figure).collect()
+    }
+
+    #[test]
+    fn a_run_that_never_reached_the_target_is_drawn_where_it_ended() {
+        let figures = by_batches(vec![
+            run_of_model(10, "a", &[Some(3), Some(7)]),
+            run_of_model(20, "a", &[Some(3), Some(4), Some(5)]),
+        ]);
+        for (figure, id, costs) in [(0, "time", [6, 9]), (1, "epochs", [2, 3])] {
+            let [reached, missed] = costs;
+            let expected = [
+                format!("reached it,10,{reached}"),
+                format!("ended without it,20,{missed}"),
+            ];
+            let (name, lines) = &figures[figure];
+            assert_eq!(*name, format!("{id}-to-accuracy-by-batch"));
+            assert_eq!(*lines, expected);
+        }
+    }
+
+    #[test]
+    fn runs_that_differ_in_more_than_their_batch_are_on_separate_lines() {
+        let runs = [(10, "a"), (20, "a"), (10, "b"), (10, "a")];
+        let runs = runs.map(|(batch, model)| run_of_model(batch, model, &[Some(7)]));
+        let figures = by_batches(runs.into());
+        let expected = [
+            "\"a, reached it\",10,3,3,3",
+            "\"a, reached it\",20,3,,",
+            "\"b, reached it\",10,3,,",
+        ];
+        assert_eq!(figures[0].1, expected);
+        let one_size = by_batches(vec![run_of_model(10, "a", &[Some(7)])]);
+        assert!(one_size.is_empty(), "{one_size:?}");
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl Sources {
         let context = || path.display().to_string();
         let schema = value["schema"].as_str().unwrap_or_default();
         if is_of_kind(schema, PREDICTION_SCHEMA) {
-            let file = of_schema(path, value, PREDICTION_SCHEMA, &mut self.remarks)?;
+            let file = predictions(path, value, &mut self.remarks)?;
             self.predictions.push(Predictions {
                 label: name(path),
                 study: None,
@@ -138,7 +138,7 @@ impl Sources {
             self.add_study(path.parent().unwrap_or(Path::new(".")))?;
         } else if value["point_to_point"].is_array() {
             let network = serde_json::from_value(value).with_context(context)?;
-            self.networks.push((context(), network));
+            self.networks.push((network_name(path), network));
         } else if let Some(ranks) = trace::ranks(&value) {
             self.traces.push((name(path), ranks));
         } else {
@@ -165,8 +165,14 @@ impl Sources {
             };
             let added = match cell.kind.as_str() {
                 "train" => self.add_run_of(cell, number, &label, &place.join("run")),
-                "netbench" => read_json(&place.join("network.json"))
-                    .map(|network| self.networks.push((label.clone(), network))),
+                "netbench" => read_json(&place.join("network.json")).map(|network| {
+                    // Another study may have measured a network of the same name.
+                    let name = match number {
+                        1 => label.clone(),
+                        _ => format!("{label}, study {number}"),
+                    };
+                    self.networks.push((name, network));
+                }),
                 _ => Ok(()),
             };
             if let Err(error) = added {
@@ -216,8 +222,8 @@ impl Sources {
         paths.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
         paths.sort();
         for path in paths {
-            let read = read_json(&path)
-                .and_then(|value| of_schema(&path, value, PREDICTION_SCHEMA, &mut self.remarks));
+            let read =
+                read_json(&path).and_then(|value| predictions(&path, value, &mut self.remarks));
             let mut file: PredictionFile = match read {
                 Ok(file) => file,
                 Err(error) => {
@@ -228,7 +234,6 @@ impl Sources {
             };
             let first = file.predictions.first();
             let cell = first.and_then(|first| first.cell.clone());
-            // All studies give the file of a measured network the same name.
             let planned = plan.cells.iter().find(|one| Some(&one.id) == cell.as_ref());
             let network = planned.map(|cell| cell.setting("network"));
             if let Some(network) = network.filter(|network| !network.is_empty()) {
@@ -255,6 +260,20 @@ impl Sources {
     }
 }
 
+/// Reads a file of predictions. All studies give the file of a measured network the same name, so
+/// the network is named by the place of that file.
+fn predictions(path: &Path, value: Value, remarks: &mut Vec<String>) -> Result<PredictionFile> {
+    let mut file: PredictionFile = of_schema(path, value, PREDICTION_SCHEMA, remarks)?;
+    let network = &mut file.network;
+    let source = network.source.strip_prefix("measured ").map(Path::new);
+    if let Some(source) = source.filter(|source| source.ends_with("network.json"))
+        && network.name == "network"
+    {
+        network.name = network_name(source);
+    }
+    Ok(file)
+}
+
 /// Returns true for Lockstep's cells, and false for cells of other frameworks in a comparison.
 fn is_training(cell: &StudyCell) -> bool {
     !cell.settings.contains_key("framework")
@@ -273,6 +292,20 @@ fn place(path: &Path) -> PathBuf {
 fn name(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
+}
+
+/// Names a measured network by its file, and a `network.json` by its directory: `CELL` of
+/// `runs/CELL/ATTEMPT/network.json`.
+fn network_name(path: &Path) -> String {
+    let folder = |above: usize| path.ancestors().nth(above).and_then(Path::file_name);
+    let of_folder = match folder(3) {
+        Some(runs) if runs == "runs" => folder(2),
+        _ => folder(1),
+    };
+    match of_folder {
+        Some(folder) if path.ends_with("network.json") => folder.to_string_lossy().into_owned(),
+        _ => name(path),
+    }
 }
 
 fn read_to_string(path: &Path) -> Result<String> {
@@ -331,6 +364,82 @@ fn read_lines<T: DeserializeOwned>(path: &Path, remarks: &mut Vec<String>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_network_is_named_by_its_file_or_directory() {
+        for (path, expected) in [
+            (
+                "a/study/runs/netbench-1gbit/r1a1/network.json",
+                "netbench-1gbit",
+            ),
+            ("cluster/network.json", "cluster"),
+            ("network.json", "network.json"),
+            ("a/ib.json", "ib.json"),
+        ] {
+            assert_eq!(network_name(Path::new(path)), expected);
+        }
+    }
+
+    #[test]
+    fn a_measured_network_is_named_by_its_study_and_not_by_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, value: Value| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, value.to_string()).unwrap();
+        };
+        let prediction = json!({
+            "schema": PREDICTION_SCHEMA, "predictions": [{ "ranks": 2, "cell": "a" }],
+            "network": { "name": "network", "source": "measured s/runs/netbench-1gbit/r1a1/network.json" },
+        });
+        let network = json!({
+            "environment": {
+                "version": "", "commit": "", "date": "", "command_line": [], "processor": "", "processor_count": 1,
+                "platform": "", "library": "", "ranks": 2, "nodes": 2, "node_of_rank": [],
+            },
+            "method": {
+                "confidence": 0.95, "precision": 0.05, "seconds_per_point": 1.0, "most_repetitions": 9,
+            },
+            "possible_pairs": 1, "point_to_point": [], "links": {}, "collectives": [],
+        });
+        let cell = |id: &str, kind: &str, network: &str| {
+            let settings = json!({ "network": network });
+            json!({ "id": id, "kind": kind, "settings": settings })
+        };
+        let cells = [
+            cell("a", "bench", "1gbit"),
+            cell("b", "bench", "200mbit"),
+            cell("n", "netbench", "1gbit"),
+        ];
+        for study in ["s", "t"] {
+            let plan = json!({ "schema": STUDY_SCHEMA, "cells": cells });
+            write(&format!("{study}/study.json"), plan);
+            let record = json!({ "cell": "n", "repetition": 1, "attempt": 1, "status": "ok", "directory": "runs/n/r1a1" });
+            write(&format!("{study}/records.jsonl"), record);
+            write(
+                &format!("{study}/runs/n/r1a1/network.json"),
+                network.clone(),
+            );
+            write(&format!("{study}/predictions/p.json"), prediction.clone());
+        }
+        write("p.json", prediction);
+        write("ib.json", network);
+        let paths = ["p.json", "ib.json", "s", "t"].map(|path| folder.path().join(path));
+        let sources = Sources::read(&paths).unwrap();
+        let predicted = sources.predictions.iter();
+        let predicted: Vec<(&str, Option<usize>)> = predicted
+            .map(|one| (one.file().network.name.as_str(), one.study))
+            .collect();
+        let expected = [
+            ("netbench-1gbit", None),
+            ("1gbit", Some(1)),
+            ("1gbit", Some(2)),
+        ];
+        assert_eq!(predicted, expected);
+        let measured = sources.networks.iter().map(|(name, _)| name.as_str());
+        assert_eq!(measured.collect::<Vec<_>>(), ["ib.json", "n", "n, study 2"]);
+    }
 
     #[test]
     fn runs_of_one_name_are_called_by_their_directories() {
