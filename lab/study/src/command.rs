@@ -111,24 +111,28 @@ impl StudyArgs {
             again_disturbed: self.again_disturbed,
         };
         let (failed, directory) = measure(&file, &cells, &chosen, &directory, &trainer, options)?;
-        let mut reported = Ok(());
+        let mut failures: Vec<String> = Vec::new();
         if !self.no_report {
             let mut command = Process::new(&trainer);
             command.arg("report").arg(&directory);
             command.arg("--output").arg(directory.join("report"));
-            reported = process::run(command);
+            let reported = process::run(command);
+            failures.extend(reported.err().map(|failure| failure.to_string()));
         }
-        if failed.is_empty() {
-            return reported;
+        if !failed.is_empty() {
+            failures.push(format!(
+                "{} of {} cells have failed runs: {}. See `why` in {}/records.jsonl. The same \
+                 command repeats the failed runs.",
+                failed.len(),
+                chosen.len(),
+                failed.join(", "),
+                directory.display()
+            ));
         }
-        Err(Failure::Failed(format!(
-            "{} of {} cells have failed runs: {}. See `why` in {}/records.jsonl. The same command \
-             repeats the failed runs.",
-            failed.len(),
-            chosen.len(),
-            failed.join(", "),
-            directory.display()
-        )))
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::Failed(failures.join("; "))),
+        }
     }
 
     /// Reads the file with the changes of the command line.

@@ -48,17 +48,17 @@ const EPOCH_LIMIT_S: usize = 3600;
 #[command(after_help = DETAILS)]
 pub struct CompareArgs {
     /// Other frameworks [default: pytorch,horovod,tensorflow,mxnet,jax]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    with: Option<Vec<String>>,
+    #[arg(long, value_name = "LIST")]
+    with: Option<String>,
 
     /// Networks: resnet<6n+2>; with PyTorch and Horovod also ImageNet's resnet18, 34, 50, 101, 152
     /// [default: resnet20]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    models: Option<Vec<String>>,
+    #[arg(long, value_name = "LIST")]
+    models: Option<String>,
 
     /// Numbers of ranks [default: 1,2]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = options::count)]
-    ranks: Option<Vec<usize>>,
+    #[arg(long, value_name = "LIST")]
+    ranks: Option<String>,
 
     /// Compute threads of a rank [default: 1]
     #[arg(long, value_name = "N", value_parser = options::count)]
@@ -69,8 +69,8 @@ pub struct CompareArgs {
     batch_size_per_rank: Option<usize>,
 
     /// Number formats: f32, bf16 or both [default: f32]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    dtype: Option<Vec<String>>,
+    #[arg(long, value_name = "LIST")]
+    dtype: Option<String>,
 
     /// Measured steps of a round [default: 8]
     #[arg(long, value_name = "N", value_parser = options::count)]
@@ -210,15 +210,24 @@ impl CompareArgs {
 
     /// Returns the text of the study's file.
     fn study(&self) -> Outcome<String> {
-        let list = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-        let others = self.with.clone();
-        let others: Vec<String> =
-            others.unwrap_or_else(|| list(&["pytorch", "horovod", "tensorflow", "mxnet", "jax"]));
+        let others = self.with.as_deref();
+        let others = others.unwrap_or("pytorch,horovod,tensorflow,mxnet,jax");
+        let mut frameworks = vec!["lockstep".to_owned()];
         // `--with ""` measures Lockstep only.
-        let others = others.into_iter().filter(|word| !word.is_empty());
-        let frameworks: Vec<String> = list(&["lockstep"]).into_iter().chain(others).collect();
+        if !others.trim().is_empty() {
+            frameworks.extend(words("--with", others)?);
+        }
         let frameworks = array(frameworks);
-        let models = self.models.clone().unwrap_or_else(|| list(&["resnet20"]));
+        let models = words("--models", self.models.as_deref().unwrap_or("resnet20"))?;
+        let dtypes = array(words("--dtype", self.dtype.as_deref().unwrap_or("f32"))?);
+        let mut ranks = Vec::new();
+        for word in words("--ranks", self.ranks.as_deref().unwrap_or("1,2"))? {
+            let count = options::count(&word).map_err(|_| {
+                let text = format!("--ranks: expected whole numbers from 1, got `{word}`");
+                Failure::Usage(text)
+            })?;
+            ranks.push(count);
+        }
         let model = |name: &String| {
             let size = match IMAGENET.contains(&name.as_str()) {
                 true => ", image_size = 224, num_classes = 1000",
@@ -233,8 +242,7 @@ impl CompareArgs {
             false => "launcher",
         };
         let shared = format!(
-            "framework = {frameworks}\ndtype = {}\nbatch_size_per_rank = {}\n",
-            array(self.dtype.clone().unwrap_or_else(|| list(&["f32"]))),
+            "framework = {frameworks}\ndtype = {dtypes}\nbatch_size_per_rank = {}\n",
             self.batch_size_per_rank.unwrap_or(128)
         );
         let mut limit_s = self.timeout.unwrap_or(300);
@@ -260,7 +268,7 @@ impl CompareArgs {
              about = \"Written by `trainer compare`.\"\n\
              repetitions = {}\nattempts = {}\nquiet_cores = {:?}\nquiet_patience_s = 30\nlimit_s = {limit_s}\n\
              \n[peers]\nsettings = {}\ninstall = {}\n{folder}\
-             \n[[matrix]]\n{shared}model = [{}]\nranks = {:?}\nthreads = {}\nsteps = {}\nwarmup_steps = {}\n\
+             \n[[matrix]]\n{shared}model = [{}]\nranks = {ranks:?}\nthreads = {}\nsteps = {}\nwarmup_steps = {}\n\
              {place} = {}\n\n{trainings}",
             self.rounds.unwrap_or(6),
             self.attempts.unwrap_or(3),
@@ -268,7 +276,6 @@ impl CompareArgs {
             Value::from(self.peer_settings.as_deref().unwrap_or("best")),
             !self.installing.no_install,
             jobs.join(", "),
-            self.ranks.as_deref().unwrap_or(&[1, 2]),
             self.threads.unwrap_or(1),
             self.steps.unwrap_or(8),
             self.warmup_steps.unwrap_or(2),
@@ -279,17 +286,26 @@ impl CompareArgs {
 
 /// Returns the folder of the trainings' images.
 fn images(folder: &Path) -> Outcome<Value> {
-    let is_class = |entry: &fs::DirEntry| {
+    let refused =
+        |text: String| Failure::Usage(format!("--data-dir: {}: {text}", folder.display()));
+    for split in ["train", "test"] {
+        if !folder.join(split).is_dir() {
+            return Err(refused(format!(
+                "no {split} (expected train/<class>/* and test/<class>/*)"
+            )));
+        }
+    }
+    let failed = |error: std::io::Error| refused(error.to_string());
+    let mut num_classes = 0;
+    for entry in fs::read_dir(folder.join("train")).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
         let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        entry.path().is_dir() && !is_hidden
-    };
-    let entries = fs::read_dir(folder.join("train")).into_iter().flatten();
-    let num_classes = entries.flatten().filter(is_class).count();
-    if num_classes != NUM_CLASSES || !folder.join("test").is_dir() {
-        return Err(Failure::Usage(format!(
-            "--data-dir: {}: the initial weights have {NUM_CLASSES} classes (expected test/<class>/* and \
-             {NUM_CLASSES} class folders in train, got {num_classes})",
-            folder.display()
+        num_classes += usize::from(entry.path().is_dir() && !is_hidden);
+    }
+    if num_classes != NUM_CLASSES {
+        return Err(refused(format!(
+            "the initial weights have {NUM_CLASSES} classes (expected {NUM_CLASSES} class folders \
+             in train, got {num_classes})"
         )));
     }
     absolute("--data-dir", folder)
@@ -300,6 +316,22 @@ fn absolute(flag: &str, path: &Path) -> Outcome<Value> {
     let path = std::path::absolute(path)
         .map_err(|error| Failure::Usage(format!("{flag}: {}: {error}", path.display())))?;
     Ok(Value::from(path.display().to_string()))
+}
+
+/// Returns the words of a comma-separated list, each once.
+fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
+    let words: Vec<String> = list.split(',').map(|word| word.trim().to_owned()).collect();
+    for (index, word) in words.iter().enumerate() {
+        if word.is_empty() {
+            let text = format!("{flag}: expected words between the commas, got `{list}`");
+            return Err(Failure::Usage(text));
+        }
+        if words[..index].contains(word) {
+            let text = format!("{flag}: `{word}` is given twice. Keep one.");
+            return Err(Failure::Usage(text));
+        }
+    }
+    Ok(words)
 }
 
 fn array(words: Vec<String>) -> Value {
@@ -477,12 +509,22 @@ mod tests {
         for (line, part) in [
             ("--models resnet21", "model: expected resnet<6n+2>"),
             ("--models resnet50", "expected pytorch or horovod"),
-            ("--models resnet20,resnet20", "two cells are `lockstep-"),
+            (
+                "--models resnet20,resnet20",
+                "--models: `resnet20` is given twice",
+            ),
+            (
+                "--models resnet20,",
+                "--models: expected words between the commas, got `resnet20,`",
+            ),
             (
                 "--with caffe",
                 "framework: expected one of lockstep, pytorch",
             ),
-            ("--ranks 0", "--ranks"),
+            (
+                "--ranks 0",
+                "--ranks: expected whole numbers from 1, got `0`",
+            ),
             ("--ranks 1,,2", "--ranks"),
             ("--dtype f16", "dtype"),
             ("--launcher ssh", "launcher: expected plain, mpirun or srun"),
@@ -492,7 +534,7 @@ mod tests {
             ("--quiet-cores=-1", "quiet_cores"),
             ("--epochs 2", "--data-dir"),
             ("--data-dir /tmp", "--epochs"),
-            ("--epochs 2 --data-dir /nowhere", "got 0"),
+            ("--epochs 2 --data-dir /nowhere", "no train (expected"),
             ("--steps 3 --warmup-steps 2", "at least 6"),
         ] {
             let failure = cells(line).unwrap_err();

@@ -254,10 +254,16 @@ impl StudyFile {
             return refused("name", text);
         }
         let of_matrices = self.matrices.iter().filter_map(|matrix| matrix.repetitions);
-        let counts = [self.repetitions, self.attempts, self.limit_s].into_iter();
-        if counts.chain(of_matrices).any(|count| count == 0) {
-            let text = "expected whole numbers from 1, got 0".to_owned();
-            return refused("repetitions, attempts and limit_s", text);
+        let of_matrices = of_matrices.map(|count| ("repetitions", count));
+        let counts = [
+            ("repetitions", self.repetitions),
+            ("attempts", self.attempts),
+            ("limit_s", self.limit_s),
+        ];
+        for (key, count) in counts.into_iter().chain(of_matrices) {
+            if count == 0 {
+                return refused(key, "expected a whole number from 1, got 0".to_owned());
+            }
         }
         if self.quiet_cores.is_nan() || self.quiet_cores <= 0.0 {
             let text = format!("expected a number above 0, got {}", self.quiet_cores);
@@ -371,7 +377,7 @@ mod tests {
             ),
             (
                 &format!("attempts = 0\n{SMALL}"),
-                "attempts and limit_s: expected whole numbers from 1, got 0",
+                "attempts: expected a whole number from 1, got 0",
             ),
             (
                 &format!("quiet_cores = -1.0\n{SMALL}"),

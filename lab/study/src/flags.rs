@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::cell::{Cell, NOT_HERE};
-use super::file::StudyFile;
+use super::file::{Kind, StudyFile};
 use cluster::failure::{Failure, Outcome};
 use cluster::process;
 
@@ -17,13 +17,7 @@ pub(crate) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
     for cell in cells.iter().filter(|cell| cell.peer().is_none()) {
         let command = cell.kind.name();
         if !known.contains_key(command) {
-            let help = process::answer(trainer, &[command, "--help"]).ok_or_else(|| {
-                let trainer = trainer.display();
-                Failure::Failed(format!(
-                    "`{trainer} {command} --help` failed: rebuild the trainer"
-                ))
-            })?;
-            known.insert(command, flags_in(&help));
+            known.insert(command, self::known(trainer, cell.kind)?);
         }
         let flags = cell.arguments.iter().filter(|word| word.starts_with("--"));
         let mut flags = flags.map(|word| word.split('=').next().unwrap_or_default());
@@ -42,6 +36,18 @@ pub(crate) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcom
         }
     }
     Ok(())
+}
+
+/// Returns the flags of a command of the trainer.
+pub(crate) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
+    let command = kind.name();
+    let help = process::answer(trainer, &[command, "--help"]).ok_or_else(|| {
+        let trainer = trainer.display();
+        Failure::Failed(format!(
+            "`{trainer} {command} --help` failed: rebuild the trainer"
+        ))
+    })?;
+    Ok(flags_in(&help))
 }
 
 /// Returns the long flags in a help text, each on its own line.

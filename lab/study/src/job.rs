@@ -50,22 +50,26 @@ impl Runs<'_> {
     ) -> Outcome<AttemptRecord> {
         let folder = folder(attempt, directory);
         let is_here = slurm::nodes_are_this_machine();
-        let mut observed = None;
-        let job = match known_job(&folder)? {
-            Some(job) => job,
+        // The watch starts with the job. The start of an earlier session's job is unknown.
+        let (job, before) = match known_job(&folder)? {
+            Some(job) => (job, None),
             None => {
                 run_directory::fresh(directory)?;
                 let before = is_here.then(|| self.wait_for_quiet());
                 let mut flags = flags(self.file, attempt)?;
                 flags.extend(["--trainer".to_owned(), self.trainer.display().to_string()]);
                 let job = slurm::submit_into(&folder, &flags, &attempt.words(directory))?;
-                let watch = is_here.then(|| Watch::start(&attempt.mark(&self.file.name)));
-                observed = before.zip(watch.transpose()?);
-                job
+                (job, before)
             }
         };
-        let stage = wait(&job)?;
-        let looks = observed.map(|(before, watch)| (before, watch.finish()));
+        let mut watch = None;
+        let stage = wait(&job, || {
+            if before.is_some() && watch.is_none() {
+                watch = Some(Watch::start(&attempt.mark(&self.file.name))?);
+            }
+            Ok(())
+        })?;
+        let looks = before.zip(watch.map(Watch::finish));
         let file = folder.join(slurm::output_name(&job));
         let start = Instant::now();
         while !file.exists() && start.elapsed() < FILE_PATIENCE {
@@ -121,8 +125,9 @@ fn known_job(folder: &Path) -> Outcome<Option<String>> {
     Ok(is_known.then_some(job))
 }
 
-/// Waits for the end of a job; returns [`JobStage::Ended`] or [`JobStage::Unknown`].
-fn wait(job: &str) -> Outcome<JobStage> {
+/// Waits for the end of a job; returns [`JobStage::Ended`] or [`JobStage::Unknown`]. Calls
+/// `while_running` whenever the job is seen running.
+fn wait(job: &str, mut while_running: impl FnMut() -> Outcome) -> Outcome<JobStage> {
     let mut last_reason = String::new();
     let mut failures = 0;
     loop {
@@ -134,7 +139,10 @@ fn wait(job: &str) -> Outcome<JobStage> {
                     last_reason = reason;
                 }
             }
-            Ok((JobStage::Running, _)) => failures = 0,
+            Ok((JobStage::Running, _)) => {
+                failures = 0;
+                while_running()?;
+            }
             Ok((stage, _)) => return Ok(stage),
             // A controller may be busy.
             Err(failure) => {
@@ -177,17 +185,19 @@ fn flags(file: &StudyFile, attempt: &Attempt<'_>) -> Outcome<Vec<String>> {
     let mut has_cores = cell.threads == 1;
     for (key, value) in &file.slurm {
         let flag = format!("--{}", key.replace('_', "-"));
+        let refused = |text: &str| Failure::Usage(format!("{key}: {text}"));
         if OUR_FLAGS.contains(&flag.as_str()) {
-            let text = format!("{key}: the study decides it: remove it");
-            return Err(Failure::Usage(text));
+            return Err(refused("the study decides it: remove it"));
         }
         match (flag.as_str(), value) {
             ("--exclusive", Toml::Boolean(truth)) => is_exclusive = *truth,
             ("--env", Toml::String(more)) => env = format!("{env},{more}"),
             (_, Toml::Boolean(truth)) => flags.extend(truth.then(|| flag.clone())),
             (_, value) => {
+                let value = word(value)
+                    .ok_or_else(|| refused("expected one value: write it as for `slurm submit`"))?;
                 has_cores |= flag == "--cpus-per-task";
-                flags.push(format!("{flag}={}", word(value).unwrap_or_default()));
+                flags.push(format!("{flag}={value}"));
             }
         }
     }
@@ -233,6 +243,10 @@ mod tests {
         for (slurm, expected) in [
             ("partitoin = \"p\"", "unexpected argument '--partitoin'"),
             ("nodes = 2", "nodes: the study decides it"),
+            (
+                "partition = [\"p\", \"q\"]",
+                "partition: expected one value: write it as for `slurm submit`",
+            ),
         ] {
             let failure = checked(slurm, "slurm").unwrap_err();
             let text = failure.to_string();

@@ -109,7 +109,7 @@ impl Runs<'_> {
                     servers: Vec::new(),
                 };
                 let mark = format!("{}/profiles", self.file.name);
-                let (ended, looks) = self.observed(processes, &folder, &mark)?;
+                let (ended, _, looks) = self.observed(processes, &folder, &mark)?;
                 ended.map_err(|failed| {
                     Failure::Failed(format!("{}: {}", folder.display(), failed.why))
                 })?;

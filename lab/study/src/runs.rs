@@ -34,8 +34,8 @@ pub(crate) struct Runs<'a> {
     pub(crate) directory: &'a Path,
     checks_quiet: bool,
     mpirun: Option<Mpirun>,
-    /// Emulated hosts, kept between runs.
-    hosts: Option<Hosts>,
+    /// Emulated hosts with their rate, kept between runs.
+    hosts: Option<(Hosts, Rate)>,
     pub(crate) peers: Option<Peers>,
 }
 
@@ -74,9 +74,8 @@ impl<'a> Runs<'a> {
         let mark = attempt.mark(&self.file.name);
         let before = self.wait_for_quiet();
         record.started = starts::now();
-        let start = Instant::now();
-        let (ended, looks) = self.observed(processes, &directory, &mark)?;
-        record.seconds = Some((start.elapsed().as_secs_f64() * 1e3).round() / 1e3);
+        let (ended, duration, looks) = self.observed(processes, &directory, &mark)?;
+        record.seconds = Some((duration.as_secs_f64() * 1e3).round() / 1e3);
         let output = fs::read(directory.join(OUTPUT)).unwrap_or_default();
         let result = attempt.result(&directory, &String::from_utf8_lossy(&output));
         let is_wrong_usage = ended.as_ref().err().and_then(|end| end.code) == Some(2);
@@ -113,17 +112,19 @@ impl<'a> Runs<'a> {
         record.quiet = seen.map(|(before, seen)| quiet::record(before, &seen, limit_cores));
     }
 
-    /// Runs processes and observes the machine.
+    /// Runs processes and observes the machine; also returns the duration of the processes.
     pub(crate) fn observed(
         &self,
         processes: Processes,
         folder: &Path,
         mark: &str,
-    ) -> Outcome<(Result<(), Failed>, Looks)> {
+    ) -> Outcome<(Result<(), Failed>, Duration, Looks)> {
         let watch = Watch::start(mark)?;
+        let start = Instant::now();
         let ended = processes.run(folder, self.limit(), mark);
+        let duration = start.elapsed();
         let looks = watch.finish();
-        Ok((ended?, looks))
+        Ok((ended?, duration, looks))
     }
 
     pub(crate) fn limit(&self) -> Duration {
@@ -279,16 +280,19 @@ impl<'a> Runs<'a> {
 
     /// Returns emulated hosts of this number and rate, made unless they are up.
     fn emulated(&mut self, count: usize, rate: Rate) -> Outcome<&Hosts> {
-        let hosts = match self.hosts.take() {
-            Some(hosts) if hosts.count() == count => hosts,
+        let (hosts, set) = match self.hosts.take() {
+            Some((hosts, set)) if hosts.count() == count => (hosts, Some(set)),
             others => {
                 // The old ones go before the new ones come.
                 drop(others);
-                Hosts::up(count)?
+                (Hosts::up(count)?, None)
             }
         };
-        hosts.set_rate(rate)?;
-        Ok(self.hosts.insert(hosts))
+        if set != Some(rate) {
+            hosts.set_rate(rate)?;
+        }
+        let (hosts, _) = self.hosts.insert((hosts, rate));
+        Ok(hosts)
     }
 }
 

@@ -18,6 +18,9 @@ use cluster::failure::{Failure, Outcome};
 
 use point::Point;
 
+/// Limit that finds mistakes in lists.
+const MOST_CELLS: usize = 10_000;
+
 /// Returns all cells; those that measure networks for predictions come last.
 pub(crate) fn cells(file: &StudyFile) -> Outcome<Vec<Cell>> {
     let mut cells = Vec::new();
@@ -100,6 +103,12 @@ fn points<'m>(file: &StudyFile, matrix: &'m Matrix) -> Outcome<Vec<Point<'m>>> {
         if values.is_empty() {
             let text = "expected at least one value, got an empty list: fill it or remove it";
             return Err(refused(axis, text.to_owned()));
+        }
+        let num_points = points.len() * values.len();
+        if num_points > MOST_CELLS {
+            let text =
+                format!("expected at most {MOST_CELLS} cells, got {num_points}: shorten a list");
+            return Err(refused(axis, text));
         }
         let mut next = Vec::new();
         for value in values {

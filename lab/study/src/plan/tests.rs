@@ -254,6 +254,11 @@ fn invalid_keys_and_places_are_refused_with_the_key() {
             "{text}\nfor {lines}"
         );
     }
+    let many = Vec::from_iter(1..=101);
+    let lines = format!("batch_size_per_rank = 8\nseed = {many:?}\nsteps = {many:?}");
+    let text = matrix(&lines).unwrap_err().to_string();
+    let expected = "steps: expected at most 10000 cells, got 10201: shorten a list";
+    assert!(text.contains(expected), "{text}");
     let neither = matrix("ranks = 2").unwrap_err().to_string();
     assert!(
         neither.contains("expected batch_size_per_rank or global"),

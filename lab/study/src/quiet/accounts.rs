@@ -69,7 +69,7 @@ impl Own {
                 .living
                 .get(&process.id)
                 .is_some_and(|known| known.start == process.start);
-            was_ours || process.id == this || self.is_marked(process.id)
+            was_ours || is_descendant(process, &processes, this) || self.is_marked(process.id)
         };
         let own: Vec<Process> = processes.iter().filter(is_ours).cloned().collect();
         self.count(own);
@@ -159,6 +159,21 @@ fn processes() -> Vec<Process> {
         .collect()
 }
 
+fn is_descendant(process: &Process, all: &[Process], of: u32) -> bool {
+    let mut id = process.id;
+    // Bounded, as the list changes meanwhile.
+    for _ in 0..all.len() {
+        if id == of {
+            return true;
+        }
+        match all.iter().find(|process| process.id == id) {
+            Some(process) if process.parent != 0 => id = process.parent,
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// Reads /proc/PID/stat.
 fn process(stat: &str) -> Option<Process> {
     let id = stat.split(' ').next()?.parse().ok()?;
@@ -238,6 +253,15 @@ mod tests {
             waited_ticks,
             has_ended: false,
         }
+    }
+
+    #[test]
+    fn descent_goes_over_several_parents_and_ends() {
+        let of = |id, parent| process_of(id, parent, 0, 0);
+        let all = [of(1, 0), of(5, 1), of(6, 5), of(7, 6), of(8, 8)];
+        assert!(is_descendant(&all[3], &all, 5));
+        assert!(!is_descendant(&all[1], &all, 6));
+        assert!(!is_descendant(&all[4], &all, 5));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use cluster::failure::{Failure, Outcome};
 
 mod accounts;
 
-/// Variable with the run of a process, also on an emulated host and under Slurm.
+/// Variable with the run of a process that is not a descendant: on an emulated host, under Slurm.
 pub(crate) const MARK: &str = "LOCKSTEP_WATCH";
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -91,7 +91,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Begins to observe. This process and processes with [`MARK`] set to `mark` belong to the run.
+    /// Begins to observe. Descendants of this process, and processes with [`MARK`] set to `mark`,
+    /// belong to the run.
     ///
     /// # Errors
     /// The operating system refuses a thread.
@@ -238,13 +239,11 @@ mod tests {
     }
 
     #[test]
-    fn work_of_marked_processes_counts_for_the_run() {
+    fn work_of_children_and_of_marked_processes_counts_for_the_run() {
         let mark = format!("test-{}", std::process::id());
         let mut own = Own::new(&mark);
         let first = own.look();
-        let mut child = Command::new("sh");
-        child.args(["-c", BURN]).env(MARK, &mark);
-        let mut child = child.spawn().unwrap();
+        let mut child = Command::new("sh").args(["-c", BURN]).spawn().unwrap();
         // The parent of the second one ends at once, like a daemon's.
         let mut daemon = Command::new("setsid");
         daemon
