@@ -10,7 +10,6 @@ use std::path::Path;
 use std::process::Command as Process;
 
 use clap::Args;
-use clap::builder::NonEmptyStringValueParser;
 
 use crate::cores;
 use crate::failure::{Failure, Outcome};
@@ -40,7 +39,7 @@ pub struct LaunchArgs {
     ranks: usize,
 
     /// Hosts, each with or without its number of ranks [default: this one]
-    #[arg(long, value_name = "A,B:2", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "A,B:2", value_delimiter = ',')]
     hosts: Vec<String>,
 
     /// Restarts after a failure [default: 0]
@@ -71,18 +70,23 @@ const FIRST_OWN_STEP: u32 = 4_294_967_290;
 /// Script that restarts a run, in the run's directory.
 const FILE: &str = "launch.sh";
 
+fn is_step_of_srun(step: Option<&str>) -> bool {
+    let id = step.and_then(|step| step.parse::<u32>().ok());
+    id.is_some_and(|id| id < FIRST_OWN_STEP)
+}
+
 impl LaunchArgs {
     /// Replaces this process by the program, or by the mpirun that starts it.
     ///
     /// # Errors
     /// Flags that contradict each other; a missing mpirun.
     pub fn run(&self) -> Outcome {
+        let hosts = self.hosts()?;
         let job = self.job()?;
         let trainer = options::trainer(None)?;
-        let mut command = self.command(job.as_ref(), Mpirun::find().as_ref(), &trainer)?;
+        let mut command = self.command(hosts, job.as_ref(), Mpirun::find().as_ref(), &trainer)?;
         // In a task of srun, mpirun would use the slots of the step.
-        let step = env::var(STEP).ok().and_then(|step| step.parse().ok());
-        let is_in_step = step.is_some_and(|step: u32| step < FIRST_OWN_STEP);
+        let is_in_step = is_step_of_srun(env::var(STEP).ok().as_deref());
         let script = self.script(&command, job.is_some(), is_in_step)?;
         if self.dry_run {
             return output::result(&script);
@@ -101,6 +105,25 @@ impl LaunchArgs {
         // One rank without a script handles signals by itself.
         let error = command.exec();
         Err(process::cannot_start(&command, &error))
+    }
+
+    /// Returns the hosts; a comma at the end of the list has no meaning.
+    fn hosts(&self) -> Outcome<Vec<String>> {
+        let named = self.hosts.iter().filter(|host| !host.is_empty());
+        let hosts: Vec<String> = named.cloned().collect();
+        if hosts.is_empty() && !self.hosts.is_empty() {
+            return Err(Failure::Usage(
+                "--hosts names no host: write --hosts A,B or leave it out".to_owned(),
+            ));
+        }
+        if hosts.len() > self.ranks {
+            let hosts = hosts.len();
+            let ranks = self.ranks;
+            return Err(Failure::Usage(format!(
+                "{hosts} hosts for {ranks} ranks: name at most as many as ranks"
+            )));
+        }
+        Ok(hosts)
     }
 
     /// Returns the run to restart; without restarts the words are passed unchanged.
@@ -123,6 +146,7 @@ impl LaunchArgs {
     /// Returns the trainer, or the mpirun that starts it.
     fn command(
         &self,
+        hosts: Vec<String>,
         job: Option<&PlacedCommand>,
         mpirun: Option<&Mpirun>,
         trainer: &Path,
@@ -143,7 +167,7 @@ impl LaunchArgs {
         }
         let placement = Placement {
             ranks: self.ranks,
-            hosts: self.hosts.clone(),
+            hosts,
             cores: cores::available(),
             // The trainer reports an invalid value.
             threads: options::value_of(&words, "--threads").and_then(|count| count.parse().ok()),
@@ -213,13 +237,15 @@ mod tests {
 
     fn script(words: &[&str], is_in_step: bool) -> Outcome<String> {
         let args = args(words)?;
+        let hosts = args.hosts()?;
         let job = args.job()?;
         let mpirun = Mpirun {
             program: PathBuf::from("mpirun"),
             make: mpirun::Make::Other,
             version: "X".to_owned(),
         };
-        let command = args.command(job.as_ref(), Some(&mpirun), Path::new("/opt/trainer"))?;
+        let trainer = Path::new("/opt/trainer");
+        let command = args.command(hosts, job.as_ref(), Some(&mpirun), trainer)?;
         args.script(&command, job.is_some(), is_in_step)
     }
 
@@ -273,27 +299,76 @@ mod tests {
             ),
             (&["-n1", "--name", "x", "--", "train"], "--restarts"),
             (&["-n1", "--restarts", "1", "--", "--epochs"], "comes first"),
-            (&["-n1", "--hosts", ",", "--", "train"], "--hosts"),
+            (
+                &["-n1", "--hosts", ",", "--", "train"],
+                "--hosts names no host",
+            ),
+            (
+                &["-n1", "--hosts", "a,b", "--", "train"],
+                "2 hosts for 1 ranks: name at most as many as ranks",
+            ),
         ] {
             let failure = script(line, false).unwrap_err();
             assert_eq!(failure.exit_code(), 2);
             assert!(failure.to_string().contains(expected), "{failure}");
         }
         let two = args(&["-n2", "--", "train"]).unwrap();
-        let failure = two.command(None, None, Path::new("/opt/trainer"));
+        let failure = two.command(Vec::new(), None, None, Path::new("/opt/trainer"));
         let text = failure.unwrap_err().to_string();
         assert!(text.contains("need mpirun, not found in PATH"), "{text}");
     }
 
     #[test]
+    fn a_list_of_hosts_may_end_with_a_comma() {
+        let hosts = |list: &str| args(&["-n2", "--hosts", list, "--", "train"])?.hosts();
+        assert_eq!(hosts("a,b:2").unwrap(), ["a", "b:2"]);
+        assert_eq!(hosts("a,b,").unwrap(), ["a", "b"]);
+    }
+
+    #[test]
     fn in_a_step_of_srun_ranks_start_on_this_machine_outside_of_the_step() {
-        let starts = |is_in_step: bool, words: &[&str]| {
-            let text = script(words, is_in_step).unwrap();
-            text.starts_with("unset ${!OMPI_COMM_WORLD_@}")
-        };
-        assert!(starts(true, &["-n2", "--", "train"]));
+        let text = script(&["-n2", "--", "train"], true).unwrap();
+        assert!(text.starts_with("unset ${!OMPI_COMM_WORLD_@}"), "{text}");
+        let line = text.lines().next().unwrap();
+        let check = format!(
+            "SLURM_NTASKS=1 PMIX_RANK=0 SLURM=kept; export SLURM_NTASKS; {line}\necho \"$SLURM_NTASKS$PMIX_RANK$SLURM\""
+        );
+        assert_eq!(process::answer("bash", &["-c", &check]).unwrap(), "kept\n");
         // Outside, and over hosts, the variables are mpirun's own.
-        assert!(!starts(false, &["-n2", "--", "train"]));
-        assert!(!starts(true, &["-n2", "--hosts", "a,b:2", "--", "train"]));
+        let on_hosts = ["-n2", "--hosts", "a,b:2", "--", "train"];
+        for (is_in_step, words) in [(false, &["-n2", "--", "train"][..]), (true, &on_hosts)] {
+            let text = script(words, is_in_step).unwrap();
+            assert!(!text.contains("unset"), "{text}");
+        }
+        for (step, is_step) in [
+            (Some("0"), true),
+            (Some("17"), true),
+            (Some("4294967291"), false),
+            (None, false),
+        ] {
+            assert_eq!(is_step_of_srun(step), is_step, "{step:?}");
+        }
+    }
+
+    #[test]
+    fn the_command_comes_after_two_dashes_or_after_the_flags() {
+        for line in [
+            "-n 3 -- train --ranks 5 -- --help",
+            "-n 3 train --ranks 5 -- --help",
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            let launch = args(&words).unwrap();
+            assert_eq!(launch.ranks, 3, "{line}");
+            assert_eq!(launch.words.join(" "), "train --ranks 5 -- --help");
+        }
+        for (line, expected) in [
+            ("-n 3 --epochs 5 -- train", "--epochs"),
+            ("-- train", "-n"),
+            ("-n 2", "<COMMAND>"),
+        ] {
+            let words: Vec<&str> = line.split(' ').collect();
+            let refusal = args(&words).unwrap_err().to_string();
+            assert!(refusal.contains(expected), "{refusal}");
+        }
     }
 }

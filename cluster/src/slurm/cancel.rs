@@ -61,7 +61,7 @@ impl CancelArgs {
             return Ok(());
         }
         for row in &waiting {
-            cancel(row)?;
+            cancel(&row.job, &row.state)?;
         }
         let asked_at = SystemTime::now();
         for row in &running {
@@ -82,9 +82,9 @@ impl CancelArgs {
 }
 
 /// Cancels by a plain scancel.
-fn cancel(row: &QueuedJob) -> Outcome {
-    answer("scancel", &[&row.job])?;
-    say!("job {}: cancelled ({} before)", row.job, row.state);
+fn cancel(job: &str, state: &str) -> Outcome {
+    answer("scancel", &[job])?;
+    say!("job {job}: cancelled ({state} before)");
     Ok(())
 }
 
@@ -105,16 +105,17 @@ fn end(row: &QueuedJob, asked_at: SystemTime, deadline: Instant) -> Outcome {
     let job = &row.job;
     let mut asked = Instant::now();
     let state = left_queue(job, deadline, |now| {
-        if now.state == "PENDING" {
-            // Its script asked for a requeue just before that was turned off.
-            cancel(now)?;
-        } else if now.is_running() && asked.elapsed() > ASK_AGAIN {
+        if now.is_running() && asked.elapsed() > ASK_AGAIN {
             ask_to_stop(row);
             asked = Instant::now();
         }
-        Ok(())
-    })?;
-    if let Some(state) = state {
+        now.state == "PENDING"
+    });
+    if let Ok(Some(state)) = state {
+        if state == "PENDING" {
+            // Its script asked for a requeue just before that was turned off.
+            return cancel(job, &state);
+        }
         let directory = row.directory.as_deref();
         let summary = directory.and_then(|directory| summary_since(directory, asked_at));
         let end = summary.as_deref().map_or("see its output", status::end);
@@ -123,7 +124,7 @@ fn end(row: &QueuedJob, asked_at: SystemTime, deadline: Instant) -> Outcome {
     }
     say!("job {job}: still there; cancelling it without waiting any longer");
     answer("scancel", &[job])?;
-    if left_queue(job, Instant::now() + END_WAIT, |_| Ok(()))?.is_some() {
+    if left_queue(job, Instant::now() + END_WAIT, |_| false)?.is_some() {
         say!("job {job}: cancelled");
         return Ok(());
     }
@@ -133,26 +134,26 @@ fn end(row: &QueuedJob, asked_at: SystemTime, deadline: Instant) -> Outcome {
     )))
 }
 
-/// Waits until a job has left the queue; returns its state, or `None` at the deadline. A failure of
-/// Slurm is ignored: a controller may be busy or restarting.
+/// Waits until a job has left the queue or `is_over` returns true; returns its state, or `None` at
+/// the deadline. A failure of Slurm counts only at the deadline: a controller may be busy or
+/// restarting.
 fn left_queue(
     job: &str,
     deadline: Instant,
-    mut each: impl FnMut(&QueuedJob) -> Outcome,
+    mut is_over: impl FnMut(&QueuedJob) -> bool,
 ) -> Outcome<Option<String>> {
+    let mut last = Ok(None);
     while Instant::now() < deadline {
-        if let Ok(rows) = queue::of_job(job) {
-            match rows.first() {
-                Some(row) if row.is_in_queue() => each(row)?,
-                row => {
-                    let state = row.map_or("gone", |row| row.state.as_str());
-                    return Ok(Some(state.to_owned()));
-                }
-            }
+        last = queue::of_job(job).map(|rows| match rows.first() {
+            Some(row) if row.is_in_queue() && !is_over(row) => None,
+            row => Some(row.map_or("gone", |row| row.state.as_str()).to_owned()),
+        });
+        if let Ok(Some(_)) = last {
+            break;
         }
         sleep(PAUSE);
     }
-    Ok(None)
+    last
 }
 
 /// Returns the summary that the run has written since that time.

@@ -140,7 +140,7 @@ fn surroundings(request: &Request) -> String {
     }
     text.push_str(HELPERS);
     if args.restarts.is_some() {
-        text.push_str(RESTART_HELPERS);
+        text.push_str(&RESTART_HELPERS.replace("OUTPUT", &output_name("$job")));
     }
     text
 }
@@ -152,13 +152,14 @@ say() { echo "$(date '+%F %T') job $job: $*"; }
 slurm_says() { scontrol --oneliner show job "$job" | grep -q " $1 "; }
 "#;
 
+/// `OUTPUT` stands for the job's output.
 const RESTART_HELPERS: &str = r#"
 # A job that was cancelled, queued again by hand or timed out does not run any more, though this script does.
 job_runs() { slurm_says JobState=RUNNING; }
 
 # The first rank to leave with code 2 makes Slurm end the others, and srun returns the larger code of those;
 # what it writes about the first is in the output.
-output="$run_dir/slurm-$job.out"
+output="$run_dir/OUTPUT"
 size_before=$(stat -c %s "$output" 2>/dev/null || echo 0)
 usage_was_wrong() {
     [ "$code" = 2 ] || tail -c "+$((size_before + 1))" "$output" | grep -q '^srun: error: .*Exited with exit code 2$'
