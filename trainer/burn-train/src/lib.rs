@@ -13,7 +13,6 @@ mod silent;
 mod strategy;
 
 use burn::tensor::Device;
-use burn_train::logger::InMemoryMetricLogger;
 use burn_train::{LearnerModel, SupervisedTraining, TrainingStrategy};
 use distributed::{Communicator, ROOT};
 use silent::Silent;
@@ -55,6 +54,6 @@ pub fn data_parallel<M: LearnerModel>(
     }
     training
         .with_application_logger(None)
-        .with_metric_logger(InMemoryMetricLogger::default())
+        .with_metric_logger(Silent)
         .renderer(Box::new(Silent))
 }

@@ -1,16 +1,34 @@
-//! A renderer without output, for ranks other than root.
+//! A renderer and logger without output, for ranks other than root.
 
 use std::error::Error;
 
 use burn_train::LearnerSummary;
-use burn_train::logger::{EvaluationProgressLogger, TrainingProgressLogger};
-use burn_train::metric::MetricDefinition;
+use burn_train::logger::{EvaluationProgressLogger, MetricLogger, TrainingProgressLogger};
+use burn_train::metric::store::{EpochSummary, MetricsUpdate, Split};
+use burn_train::metric::{MetricDefinition, NumericEntry};
 use burn_train::renderer::{
     EvaluationName, MetricState, MetricsRenderer, MetricsRendererEvaluation,
     MetricsRendererTraining,
 };
 
 pub(super) struct Silent;
+
+impl MetricLogger for Silent {
+    fn log(&mut self, _update: MetricsUpdate, _epoch: usize, _split: &Split) {}
+
+    fn read_numeric(
+        &mut self,
+        _name: &str,
+        _epoch: usize,
+        _split: &Split,
+    ) -> Result<Vec<NumericEntry>, String> {
+        Ok(Vec::new())
+    }
+
+    fn log_metric_definition(&mut self, _definition: MetricDefinition) {}
+
+    fn log_epoch_summary(&mut self, _summary: EpochSummary) {}
+}
 
 impl MetricsRenderer for Silent {
     fn manual_close(&mut self) {}

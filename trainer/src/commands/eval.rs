@@ -7,6 +7,7 @@ use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Family, WeightSource, timeout};
+use crate::measure::gather::found_by_root;
 use crate::model::data::{self, OpenedSplit};
 use crate::model::family::{ModelFamily, ModelRequest, own_data};
 use crate::model::loss;
@@ -108,6 +109,8 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     let result = evaluation
         .by_class((&split, None), &*samples, names, communicator)?
         .context("eval: stopped by a signal before all images were measured")?;
+    // Only root has the answers of all ranks.
+    let result = found_by_root(communicator, || Ok(result))?;
     world
         .reporter
         .evaluation(&format!("{} on {}", saved.name(), samples.name()), &result);

@@ -277,7 +277,7 @@ mod tests {
             rule_of_test
                 .forget_other(&mut progress)
                 .unwrap()
-                .contains("by test-top1 of epoch 4")
+                .contains("test-top1 0.5000 after epoch 4")
         );
         assert_eq!(progress.best, None);
     }

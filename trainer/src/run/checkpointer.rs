@@ -264,12 +264,13 @@ impl<'a> Checkpointer<'a> {
         if let Some(ema) = ema {
             ema.restore(&model);
             let layout = ParameterLayout::new(&model);
-            model = with_values(model, &layout, &tensors.parameters)?;
+            let what = "parameters in training";
+            model = with_values(model, &layout, &tensors.parameters, what)?;
         }
         if state.world_size == communicator.world_size() {
             let own = &tensors.norm_statistics[communicator.rank()];
             let layout = ParameterLayout::statistics(&model);
-            model = with_values(model, &layout, own)?;
+            model = with_values(model, &layout, own, "norm statistics of a rank")?;
         }
         stepper.restore(model, &tensors.optimizer, Some(state.loss_scale))?;
         if let Some(fresh) = stepper.reduction_state() {
@@ -346,15 +347,16 @@ impl Drop for Checkpointer<'_> {
     }
 }
 
-/// Returns the model with these values of `layout`.
+/// Returns the model with these values of `layout`; an error names `what` they are.
 fn with_values<M: ImageClassifier>(
     model: M,
     layout: &ParameterLayout,
     values: &[f32],
+    what: &str,
 ) -> Result<M> {
     ensure!(
         values.len() == layout.num_elements(),
-        "resume: parameters or norm statistics: expected {} values, got {}; take another checkpoint",
+        "resume: {what}: expected {} values, got {}; take another checkpoint",
         layout.num_elements(),
         values.len()
     );

@@ -12,12 +12,12 @@ use datasets::{
     DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization,
     ShardConfig, ShardPlan,
 };
-use distributed::Communicator;
 use distributed::replica::average_norm_statistics;
+use distributed::{Communicator, ROOT};
 use records::EvaluationByClass;
 
 use crate::config::InputKind;
-use crate::measure::gather::total_scores_with;
+use crate::measure::gather::{to_root, total_scores_with};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::model::input::{Input, Loaded};
@@ -62,7 +62,8 @@ impl Evaluation {
     }
 
     /// Returns the record of this evaluation of `(split, epoch)`; `names` are the classes of the
-    /// model. `None` if a rank interrupted the evaluation. Collective: all ranks.
+    /// model. It counts the answers of all ranks on root, and only this rank's answers elsewhere.
+    /// `None` if a rank interrupted the evaluation. Collective: all ranks.
     ///
     /// # Errors
     /// If a collective fails.
@@ -77,12 +78,15 @@ impl Evaluation {
             return Ok(None);
         };
         let own: Vec<_> = self.own_answers.iter().collect();
-        let mut answers = BTreeMap::new();
-        for bytes in communicator.all_gather(&serde_json::to_vec(&own)?)? {
-            for (place, count) in serde_json::from_slice::<Vec<((u32, u32), u64)>>(&bytes)? {
-                *answers.entry(place).or_default() += count;
+        let mut answers = self.own_answers.clone();
+        to_root(communicator, serde_json::to_vec(&own)?, |rank, bytes| {
+            if rank != ROOT {
+                for (place, count) in serde_json::from_slice::<Vec<((u32, u32), u64)>>(&bytes)? {
+                    *answers.entry(place).or_default() += count;
+                }
             }
-        }
+            Ok(())
+        })?;
         let whole = EvaluationByClass {
             split: split.to_owned(),
             epoch,

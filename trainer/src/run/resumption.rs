@@ -12,7 +12,9 @@ use anyhow::{Context, Result, bail, ensure};
 use datasets::{DatasetSplits, ImageDataset};
 use distributed::gradients::CompressionKind;
 
-use crate::config::{BatchNormKind, Compression, ConfigDifference, SyncMethod, TrainConfig};
+use crate::config::{
+    BatchNormKind, Compression, ConfigDifference, DatasetChoice, SyncMethod, TrainConfig,
+};
 use crate::model::data::steps_per_epoch;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointStore, Damaged, Progress};
@@ -85,7 +87,7 @@ impl Resumption {
             resumption.checkpoint.directory.display()
         );
         resumption.check_config(config)?;
-        resumption.check_data(data, allow_changed_data)?;
+        resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
         let step = resumption.checkpoint.state.progress.schedule_step();
         let before = &resumption.before;
@@ -132,7 +134,12 @@ impl Resumption {
         Ok(())
     }
 
-    fn check_data(&mut self, data: &DatasetSplits, allow_changed_data: bool) -> Result<()> {
+    fn check_data(
+        &mut self,
+        config: &TrainConfig,
+        data: &DatasetSplits,
+        allow_changed_data: bool,
+    ) -> Result<()> {
         let state = &mut self.checkpoint.state;
         if let Some(other) = state.input.other_class(data.train.class_names()) {
             bail!(
@@ -141,6 +148,10 @@ impl Resumption {
             );
         }
         let checksum = |split: &Option<Arc<dyn ImageDataset>>| Some(split.as_ref()?.checksum());
+        let manifest = match config.data.dataset {
+            DatasetChoice::Shards(_) => " (a new or removed MANIFEST changes it, too)",
+            _ => "",
+        };
         let train = Some(state.dataset_checksum.clone());
         for (split, before, now) in [
             ("train", train, Some(data.train.checksum())),
@@ -160,7 +171,7 @@ impl Resumption {
             );
             ensure!(
                 allow_changed_data,
-                "{change}. Restore the data, choose another --output-dir, or continue with --allow-changed-data"
+                "{change}{manifest}. Restore the data, choose another --output-dir, or continue with --allow-changed-data"
             );
             self.warnings.push(format!(
                 "{change}. Continuing because of --allow-changed-data"
@@ -206,14 +217,15 @@ fn reason(ConfigDifference { key, before, now }: &ConfigDifference) -> String {
             );
         }
         "schedule.milestones" => "passed milestones cannot change",
+        "run.seed" => "it determines the order of the samples",
+        "batch.global-batch-size" | "train-split.drop-last" => {
+            "the position in the epoch is a number of batches"
+        }
         OPTIMIZER => "the saved optimizer state belongs to that optimizer",
         "data.eval-split" => "that split chose the best model",
         _ if key.starts_with("model.") => "the saved parameters belong to that network",
-        _ if ["data.", "train-split.", "batch.", "run.seed"]
-            .iter()
-            .any(|start| key.starts_with(start)) =>
-        {
-            "the saved position is one in those batches"
+        _ if key.starts_with("data.") || key.starts_with("train-split.") => {
+            "the saved position is one in those images"
         }
         _ => "the steps before and after would belong to two different trainings",
     };

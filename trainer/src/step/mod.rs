@@ -44,7 +44,7 @@ use self::host::HostReplica;
 pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use crate::config::SyncMethod;
+use crate::config::{OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::model::{ImageClassifier, UnreadScore, expect_logits};
@@ -108,8 +108,8 @@ impl<M: ImageClassifier> Stepper<M> {
     /// `device` is the plain device; the model trains on its autodiff form.
     ///
     /// # Errors
-    /// If the ranks' models differ in structure, or `--batch-norm sync` is given and the model has
-    /// no norm that supports it.
+    /// If the ranks' models differ in structure, options of `config` exclude each other, or
+    /// `--batch-norm sync` is given and the model has no norm that supports it.
     pub fn new(
         model: M,
         config: StepConfig,
@@ -119,6 +119,7 @@ impl<M: ImageClassifier> Stepper<M> {
         let model = broadcast_module(model, &*communicator, 0)?;
         keep_freed_memory();
         let is_on_device = config.sync.updates_on_device(communicator.world_size());
+        check(&config, is_on_device)?;
         let replica = if is_on_device {
             Replica::Device(Box::new(DeviceReplica::new(&config, &model, device)?))
         } else {
@@ -581,6 +582,36 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 }
 
+/// Checks that the options of `config` do not exclude each other.
+fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
+    let has_servers = matches!(config.sync.method, SyncMethod::ParameterServer { .. });
+    let sums_all = matches!(
+        config.sync.method,
+        SyncMethod::Allreduce { .. } | SyncMethod::Exact { .. }
+    );
+    ensure!(
+        config.custom_optimizer.is_none() || (sums_all && !is_on_device),
+        "optimizer: a custom optimizer updates only in main memory, and only if every step sums all gradients (expected SGD)"
+    );
+    ensure!(
+        config.rate_factors.is_empty() || !(is_on_device || has_servers),
+        "rate_factors: expected none if the device or servers update, got {:?}",
+        config.rate_factors
+    );
+    ensure!(
+        !has_servers || (config.clip.is_none() && config.gradient_noise.is_none()),
+        "clip, gradient_noise: parameter servers take unchanged gradients, expected none, got {:?} and {:?}",
+        config.clip,
+        config.gradient_noise
+    );
+    ensure!(
+        sums_all || matches!(config.optimizer, OptimizerChoice::Sgd(_)),
+        "optimizer: parameter servers and local SGD support only SGD, got {:?}",
+        config.optimizer
+    );
+    Ok(())
+}
+
 /// Returns one black image, for a rank without samples that takes part in a synchronised norm.
 fn placeholder(shape: ImageShape) -> HostBatch {
     HostBatch {
@@ -589,5 +620,75 @@ fn placeholder(shape: ImageShape) -> HostBatch {
         mixed: None,
         indices: vec![0],
         shape,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{PlacementKind, RateFactor, SgdConfig, SyncConfig};
+
+    #[test]
+    fn options_of_a_step_that_exclude_each_other_are_refused() {
+        let sgd = SgdConfig {
+            momentum: 0.9,
+            nesterov: false,
+            weight_decay: 0.0,
+            decay_norm_and_bias: None,
+        };
+        let allowed = StepConfig::new(OptimizerChoice::Sgd(sgd), SyncConfig::default());
+        check(&allowed, true).unwrap();
+        let mut served = allowed.clone();
+        served.sync.method = SyncMethod::ParameterServer {
+            servers: 1,
+            placement: PlacementKind::Beside,
+            asynchronous: None,
+        };
+        check(&served, false).unwrap();
+        let factor = RateFactor {
+            part: "linear".to_owned(),
+            factor: 2.0,
+        };
+        let custom = CustomOptimizer(burn::optim::SgdConfig::new().init());
+        for (config, is_on_device, expected) in [
+            (
+                StepConfig {
+                    custom_optimizer: Some(custom),
+                    ..allowed.clone()
+                },
+                true,
+                "optimizer: a custom optimizer",
+            ),
+            (
+                StepConfig {
+                    rate_factors: vec![factor],
+                    ..allowed
+                },
+                true,
+                "rate_factors: expected none",
+            ),
+            (
+                StepConfig {
+                    clip: Some(Clip::Norm(1.0)),
+                    ..served.clone()
+                },
+                false,
+                "clip, gradient_noise: ",
+            ),
+            (
+                StepConfig {
+                    optimizer: OptimizerChoice::Lars {
+                        sgd,
+                        trust_coefficient: 0.1,
+                    },
+                    ..served
+                },
+                false,
+                "support only SGD",
+            ),
+        ] {
+            let error = check(&config, is_on_device).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

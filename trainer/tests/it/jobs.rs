@@ -11,6 +11,8 @@ use trainer::config::cli::Cli;
 
 use crate::fixture::{ended, ended_with, succeed, trainer};
 
+const STUDY: &str = "name = \"s\"\ntitle = \"S\"\nabout = \"s\"\n[[matrix]]\nranks = [1, 2]\nbatch_size_per_rank = 8\n";
+
 /// Returns the program with these words, in a folder.
 fn within(folder: &TempDir, words: &str) -> Command {
     let mut command = trainer(words, &[]);
@@ -82,8 +84,7 @@ fn a_job_that_loses_the_first_wish_to_stop_is_asked_again_and_so_is_its_script()
 #[test]
 fn a_study_names_its_cells_from_its_file_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let text = "name = \"s\"\ntitle = \"S\"\nabout = \"s\"\n[[matrix]]\nranks = [1, 2]\nbatch_size_per_rank = 8\n";
-    fs::write(folder.path().join("s.toml"), text).unwrap();
+    fs::write(folder.path().join("s.toml"), STUDY).unwrap();
     let text = ended_with(0, within(&folder, "study s.toml --dry-run"));
     assert!(text.contains("2 cells"), "{text}");
 }
@@ -91,23 +92,53 @@ fn a_study_names_its_cells_from_its_file_alone() {
 #[test]
 fn wrong_usage_ends_with_code_2_and_names_the_flag() {
     let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("run")).unwrap();
+    for (file, text) in [
+        ("s.toml", STUDY),
+        ("modle.toml", &format!("{STUDY}modle = \"resnet8\"\n")),
+        ("run/run.toml", ""),
+    ] {
+        fs::write(folder.path().join(file), text).unwrap();
+    }
     for (words, expected) in [
         ("launch -- train", "-n"),
         ("launch -n 0 -- train", "expected a whole number from 1"),
         ("launch -n 2 --name x -- train", "--restarts"),
         ("slurm submit -- train", "--ntasks-per-node"),
         ("study nowhere.toml", "cannot read nowhere.toml"),
+        ("study --dry-run modle.toml", "modle: unknown key for bench"),
+        (
+            "study --dry-run s.toml --set foo=2",
+            "foo: unknown key for bench",
+        ),
+        ("study s.toml --output run", "is not a study's"),
         ("compare --models resnet21", "model: expected resnet<6n+2>"),
     ] {
         let text = ended_with(2, within(&folder, words));
         assert!(text.contains(expected), "{words}: {text}");
     }
+    let files = fs::read_dir(folder.path().join("run")).unwrap();
+    assert_eq!(files.count(), 1, "a study wrote into the folder of a run");
+}
+
+#[test]
+fn several_ranks_need_mpirun() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut launch = within(&folder, "launch -n 2 -- train");
+    launch.env("MPIRUN", "/nonexistent");
+    let text = ended_with(1, launch);
+    assert!(text.contains("not found in PATH"), "{text}");
 }
 
 #[test]
 fn one_of_several_tasks_starts_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    for words in ["launch -n 1 -- bench", "completions bash", "slurm status"] {
+    for words in [
+        "launch -n 1 -- bench",
+        "completions bash",
+        "slurm status",
+        "report . --output report",
+    ] {
         let mut command = within(&folder, words);
         command
             .env("OMPI_COMM_WORLD_SIZE", "2")

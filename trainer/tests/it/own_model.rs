@@ -302,6 +302,21 @@ fn a_model_with_a_field_called_shortcut_goes_on_from_its_own_checkpoint() {
 }
 
 #[test]
+fn training_begins_with_the_weights_of_a_file() {
+    let folder = Folder::new();
+    let hash = trained(&folder.run("source"), 1, "--seed 1").unwrap();
+    let weights = folder
+        .run("source")
+        .join("checkpoints/step-00000003/model.safetensors");
+    // The steps are so short that no parameter changes.
+    let words = format!(
+        "--seed 2 --learning-rate 1e-37 --weight-decay 0 --weights {}",
+        weights.display()
+    );
+    assert_eq!(trained(&folder.run("begun"), 1, &words).unwrap(), hash);
+}
+
+#[test]
 fn parts_of_a_network_in_an_enum_have_the_names_of_that_network_in_options_and_files() {
     let folder = Folder::new();
     let source = run(&folder.run("source"), 1, "--seed 1").unwrap();

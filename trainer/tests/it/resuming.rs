@@ -204,11 +204,11 @@ fn a_refused_resume_changes_no_file_and_a_plain_one_continues() {
             ),
             (
                 "--resume --seed 4",
-                "run.seed was 0, is 4 (the saved position is one in those batches)",
+                "run.seed was 0, is 4 (it determines the order of the samples)",
             ),
             (
                 "--resume --global-batch-size 8",
-                "is 8 (the saved position is one in those batches)",
+                "is 8 (the position in the epoch is a number of batches)",
             ),
             (
                 "--resume --model resnet14",
@@ -216,7 +216,7 @@ fn a_refused_resume_changes_no_file_and_a_plain_one_continues() {
             ),
             (
                 "--resume --shapes-train 80",
-                "train-split.shapes-train was 104, is 80 (the saved position is one in those batches)",
+                "train-split.shapes-train was 104, is 80 (the saved position is one in those images)",
             ),
             (
                 "--resume --optimizer adamw",
@@ -276,11 +276,15 @@ fn a_checkpoint_of_another_version_is_refused_and_not_skipped_as_damaged() {
     sign(&folder);
     let before = files(&run);
     let text = refusal(&run, 1, "--resume");
-    assert!(
-        text.contains("expected format 3, got 4. Use the version that wrote it"),
-        "{text}"
-    );
+    let version = env!("CARGO_PKG_VERSION");
+    let remedy = format!("expected format 3, got 4. Use the version that wrote it ({version})");
+    assert!(text.contains(&remedy), "{text}");
     assert!(files(&run) == before);
+    // A state without a format is damaged.
+    replace(&folder.join("state.json"), "\"format\": 4,", "");
+    sign(&folder);
+    let error = format!("{:#}", Checkpoint::open(&folder).unwrap_err());
+    assert!(error.contains("missing field `format` at line "), "{error}");
 }
 
 #[test]

@@ -172,10 +172,15 @@ fn a_run_forgets_its_best_with_its_test_images_and_refuses_other_classes() {
         ])
     };
     let run = run(1, &with("--epochs 2"));
-    assert!(newest(&run).state.progress.best.is_some());
+    let best = newest(&run).state.progress.best.unwrap();
+    let forgotten = format!(
+        "the best so far, test-top1 {:.4} after epoch {}, is forgotten: it was measured on other test images",
+        best.value,
+        best.epoch + 1
+    );
     fs::remove_file(folder("test", "dark").join("0.bmp")).unwrap();
     let resume = with("--epochs 3 --resume --allow-changed-data");
-    assert!(told(&run, &resume).contains("is forgotten: it was measured on other test images"));
+    assert!(told(&run, &resume).contains(&forgotten), "{forgotten}");
     let resumed = run.again().go(1, &resume);
     assert_eq!(
         resumed.outcomes()[ROOT]

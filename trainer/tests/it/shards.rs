@@ -192,6 +192,21 @@ fn a_run_on_shards_that_was_killed_in_an_epoch_resumes_to_the_same_bits() {
     assert_eq!(hash(&killed), hash(&whole));
 }
 
+#[test]
+fn a_resume_on_shards_names_a_removed_manifest_as_a_change_of_the_images() {
+    let photographs = photographs();
+    let shards = sharded(photographs.path(), 5);
+    let words = words("shards", shards.path());
+    let run = run(1, &flags(&[&words]));
+    fs::remove_file(shards.path().join("MANIFEST")).unwrap();
+    let refused = run.again().try_go(1, &flags(&[&words, "--resume"]));
+    let text = format!("{:#}", refused.unwrap_err());
+    assert!(
+        text.contains("split has changed") && text.contains("a new or removed MANIFEST"),
+        "{text}"
+    );
+}
+
 #[cfg(feature = "parquet")]
 #[test]
 fn parquet_files_train_to_the_bits_of_a_folder_of_the_same_images() {

@@ -424,3 +424,12 @@ fn equal_weights_of_any_size_are_as_good_as_none_whichever_way_ranks_synchronise
         );
     }
 }
+
+#[test]
+fn weights_for_another_number_of_classes_are_refused() {
+    let refused = Run::in_new_directory().try_go(1, &tiny("--class-weights 1,2"));
+    let text = refused.unwrap_err().to_string();
+    let expected =
+        "--class-weights: the number of weights is not that of the classes (expected 10, got 2)";
+    assert!(text.contains(expected), "{text}");
+}

@@ -216,9 +216,19 @@ impl Reporter {
         output.tenths = if is_complete { 0 } else { tenths };
     }
 
-    /// Returns `items`, and prints every ten seconds how many of `num_units` units are done.
+    /// Returns `items`, and prints every ten seconds how many of the `units` are done.
     pub fn paced<I: Iterator>(
         &self,
+        what: &'static str,
+        units: (&'static str, usize),
+        items: I,
+    ) -> impl Iterator<Item = I::Item> + use<I> {
+        self.paced_every(LINE_EVERY, what, units, items)
+    }
+
+    fn paced_every<I: Iterator>(
+        &self,
+        line_every: Duration,
         what: &'static str,
         (unit, num_units): (&'static str, usize),
         items: I,
@@ -227,7 +237,7 @@ impl Reporter {
         let start = Instant::now();
         let mut last_line = start;
         items.enumerate().map(move |(num_done, item)| {
-            if last_line.elapsed() >= LINE_EVERY {
+            if last_line.elapsed() >= line_every {
                 last_line = Instant::now();
                 let counts = [num_done, num_units];
                 reporter.note(&lines::part_done(what, unit, counts, start.elapsed()));

@@ -188,11 +188,20 @@ fn the_first_step_has_a_line_and_one_after_ten_seconds_without_one() {
 }
 
 #[test]
-fn a_long_process_prints_its_progress_not_before_ten_seconds() {
+fn a_long_process_prints_its_progress_after_an_interval_and_not_before() {
     let (reporter, console, _) = reporter();
-    let items = reporter.paced("eval", ("batch", 300), 0..9);
-    assert!(items.eq(0..9));
-    assert_eq!(console.text(), "");
+    let paced = |line_every| {
+        let items = reporter.paced_every(line_every, "eval", ("batch", 300), 0..2);
+        assert!(items.eq(0..2));
+        console.text()
+    };
+    assert_eq!(paced(Duration::from_secs(3600)), "");
+    let lines = paced(Duration::ZERO);
+    let [first, second] = lines.lines().collect::<Vec<_>>()[..] else {
+        panic!("{lines}")
+    };
+    assert_eq!(first, "eval | batch 0/300");
+    assert!(second.starts_with("eval | batch 1/300 | "), "{second}");
     for (done, line) in [
         (0, "eval | batch 0/300"),
         (2, "eval | batch 2/300 | 25 min left"),

@@ -59,7 +59,7 @@ pub struct Checkpoint {
 )]
 struct OtherFormat {
     directory: PathBuf,
-    format: String,
+    format: u32,
     version: String,
 }
 
@@ -85,17 +85,17 @@ impl Checkpoint {
             "{}: expected sha256 {expected} (of {STATE_SUM_FILE}), got {got}",
             path.display()
         );
-        let state: serde_json::Value = serde_json::from_str(&text).with_context(context)?;
         // Checked first: a state of another format may lack fields of this one.
-        if state["format"] != FORMAT {
+        let origin: Origin = serde_json::from_str(&text).with_context(context)?;
+        if origin.format != FORMAT {
             return Err(OtherFormat {
                 directory: directory.to_owned(),
-                format: state["format"].to_string(),
-                version: state["version"].to_string(),
+                format: origin.format,
+                version: origin.version,
             }
             .into());
         }
-        let state: CheckpointState = serde_json::from_value(state).with_context(context)?;
+        let state: CheckpointState = serde_json::from_str(&text).with_context(context)?;
         state.check().with_context(context)?;
         for name in state.file_names() {
             let path = directory.join(&name);
@@ -191,10 +191,10 @@ pub struct TrainingTensors {
 }
 
 impl TrainingTensors {
-    /// Reads the tensors that `world_size` ranks wrote; an absent tensor is empty.
+    /// Reads the tensors that `world_size` ranks wrote.
     ///
     /// # Errors
-    /// If a tensor has another type or length.
+    /// If a tensor is missing or has another type or length.
     pub fn from_bytes(bytes: &[u8], world_size: usize) -> Result<Self> {
         let tensors = SafeTensors::deserialize(bytes)?;
         let statistics = floats(&tensors, "norm_statistics")?;
@@ -204,26 +204,31 @@ impl TrainingTensors {
             statistics.len()
         );
         let row_len = statistics.len() / world_size;
-        let num_updates = words(&tensors, "num_updates")?;
-        ensure!(num_updates.len() <= 1, "num_updates: expected one u64");
-        let custom = tensors.tensor("own_optimizer");
-        Ok(Self {
-            optimizer: OptimizerState {
-                moments: [
-                    floats(&tensors, "velocities")?,
-                    floats(&tensors, "moments")?,
-                ]
-                .concat(),
-                num_updates: num_updates.first().copied(),
-                custom: custom.ok().map(|record| record.data().to_vec()),
-            },
+        let mut read = Self {
             norm_statistics: (0..world_size)
                 .map(|rank| statistics[rank * row_len..(rank + 1) * row_len].to_vec())
                 .collect(),
-            factors: floats(&tensors, "factors")?,
-            num_drawn: words(&tensors, "num_drawn")?,
-            parameters: floats(&tensors, "parameters")?,
-        })
+            ..Self::default()
+        };
+        let has = |name| tensors.tensor(name).is_ok();
+        if let Ok(custom) = tensors.tensor("own_optimizer") {
+            read.optimizer.custom = Some(custom.data().to_vec());
+        } else if has("num_updates") {
+            let num_updates = words(&tensors, "num_updates")?;
+            ensure!(num_updates.len() == 1, "num_updates: expected one u64");
+            read.optimizer.num_updates = num_updates.first().copied();
+            read.optimizer.moments = floats(&tensors, "moments")?;
+        } else {
+            read.optimizer.moments = floats(&tensors, "velocities")?;
+        }
+        if has("num_drawn") {
+            read.factors = floats(&tensors, "factors")?;
+            read.num_drawn = words(&tensors, "num_drawn")?;
+        }
+        if has("parameters") {
+            read.parameters = floats(&tensors, "parameters")?;
+        }
+        Ok(read)
     }
 
     fn to_bytes(&self) -> Result<Vec<u8>> {
@@ -240,25 +245,32 @@ impl TrainingTensors {
             num_updates,
             custom,
         } = &self.optimizer;
-        let moments = match num_updates {
-            Some(_) => floats("moments", vec![2, moments.len() / 2], moments),
-            None => floats("velocities", vec![moments.len()], moments),
-        };
-        let custom = custom.clone().unwrap_or_default();
-        let mut tensors = vec![
-            floats(
-                "norm_statistics",
-                vec![rows.len(), rows.first().map_or(0, Vec::len)],
-                &rows.concat(),
-            ),
-            moments,
-            words("num_updates", num_updates.as_slice()),
-            ("own_optimizer", Dtype::U8, vec![custom.len()], custom),
-            floats("factors", vec![self.factors.len()], &self.factors),
-            words("num_drawn", &self.num_drawn),
-            floats("parameters", vec![self.parameters.len()], &self.parameters),
-        ];
-        tensors.retain(|(.., bytes)| !bytes.is_empty());
+        let mut tensors = vec![floats(
+            "norm_statistics",
+            vec![rows.len(), rows.first().map_or(0, Vec::len)],
+            &rows.concat(),
+        )];
+        if let Some(custom) = custom {
+            tensors.push((
+                "own_optimizer",
+                Dtype::U8,
+                vec![custom.len()],
+                custom.clone(),
+            ));
+        } else if num_updates.is_some() {
+            tensors.push(floats("moments", vec![2, moments.len() / 2], moments));
+            tensors.push(words("num_updates", num_updates.as_slice()));
+        } else {
+            tensors.push(floats("velocities", vec![moments.len()], moments));
+        }
+        if !self.num_drawn.is_empty() {
+            tensors.push(floats("factors", vec![self.factors.len()], &self.factors));
+            tensors.push(words("num_drawn", &self.num_drawn));
+        }
+        if !self.parameters.is_empty() {
+            let shape = vec![self.parameters.len()];
+            tensors.push(floats("parameters", shape, &self.parameters));
+        }
         let mut views = Vec::new();
         for (name, dtype, shape, bytes) in &tensors {
             views.push((*name, TensorView::new(*dtype, shape.clone(), bytes)?));
@@ -287,9 +299,7 @@ fn words(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<u64>> {
 }
 
 fn data<'a>(tensors: &SafeTensors<'a>, name: &str, dtype: Dtype) -> Result<&'a [u8]> {
-    let Ok(view) = tensors.tensor(name) else {
-        return Ok(&[]);
-    };
+    let view = tensors.tensor(name).with_context(|| name.to_owned())?;
     let got = view.dtype();
     ensure!(got == dtype, "{name}: expected {dtype:?}, got {got:?}");
     Ok(view.data())
@@ -311,6 +321,14 @@ fn read_state(path: &Path) -> Result<String> {
     Ok(text)
 }
 
+/// The fields of a state in every format.
+#[derive(serde::Deserialize)]
+struct Origin {
+    format: u32,
+    #[serde(default)]
+    version: String,
+}
+
 /// Returns the line that `sha256sum` writes for a state.
 fn state_sum_line(text: &[u8]) -> String {
     format!("{:x}  {STATE_FILE}\n", Sha256::digest(text))
@@ -322,4 +340,36 @@ fn sha256_of_file(path: &Path) -> Result<String> {
         .and_then(|file| io::copy(&mut Counted(file), &mut digest))
         .with_context(|| path.display().to_string())?;
     Ok(format!("{:x}", digest.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_tensor_is_an_error_with_its_name() {
+        for (num_updates, missing) in [
+            (None, "velocities"),
+            (Some(3), "moments"),
+            (None, "norm_statistics"),
+            (None, "factors"),
+        ] {
+            let tensors = TrainingTensors {
+                optimizer: OptimizerState {
+                    num_updates,
+                    ..OptimizerState::default()
+                },
+                norm_statistics: vec![Vec::new()],
+                num_drawn: vec![1],
+                ..TrainingTensors::default()
+            };
+            let bytes = tensors.to_bytes().unwrap();
+            assert_eq!(TrainingTensors::from_bytes(&bytes, 1).unwrap(), tensors);
+            let mut others = SafeTensors::deserialize(&bytes).unwrap().tensors();
+            others.retain(|(name, _)| name != missing);
+            let bytes = safetensors::serialize(others, None).unwrap();
+            let error = TrainingTensors::from_bytes(&bytes, 1).unwrap_err();
+            assert_eq!(error.to_string(), missing);
+        }
+    }
 }

@@ -69,8 +69,9 @@ impl Progress {
         let best = self.best.take_if(|best| is_other(best))?;
         self.evaluations_since_best = 0;
         Some(format!(
-            "resume: the best so far, by {} of epoch {}, is forgotten: {reason}",
+            "resume: the best so far, {} {:.4} after epoch {}, is forgotten: {reason}",
             best.monitor,
+            best.value,
             best.epoch + 1
         ))
     }

@@ -71,7 +71,6 @@ type Predictions = Vec<(Option<String>, PredictionFile)>;
 ///
 /// # Errors
 /// If a file cannot be read, or has no run.
-/// A file cannot be read, or has no run.
 pub fn read(
     paths: &[impl AsRef<Path>],
     predictions: &[PredictionFile],
@@ -111,8 +110,11 @@ pub fn read(
 }
 
 fn json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
-    let read = || Ok(serde_json::from_slice(&records::file::read(path)?)?);
-    let read: Result<T> = read();
+    let read = || -> Result<T> {
+        let value = serde_json::from_slice(&records::file::read(path)?)?;
+        Ok(records::from_value(value)?)
+    };
+    let read = read();
     read.with_context(|| format!("cannot read {}, expected {expected}", path.display()))
 }
 
@@ -339,7 +341,8 @@ mod tests {
         let write = |name: &str, bytes: &[u8]| {
             std::fs::write(directory.path().join(name), bytes).unwrap();
         };
-        let plan = serde_json::json!({ "cells": cells });
+        // In a record null equals absent.
+        let plan = serde_json::json!({ "cells": cells, "warmup": null });
         write("study.json", plan.to_string().as_bytes());
         let record = |cell: &str, attempt: usize, status: &str, speed: f64| {
             format!(
@@ -357,7 +360,7 @@ mod tests {
         write("predictions/torn.json", b"{");
         write(
             "predictions/two.json",
-            b"{\"predictions\":[{\"cell\":\"two\",\"images_per_second\":198}]}",
+            b"{\"profile\":{\"spread_s\":null},\"predictions\":[{\"cell\":\"two\",\"images_per_second\":198}]}",
         );
         let warnings = std::cell::RefCell::new(Vec::new());
         let warn = |text: &str| warnings.borrow_mut().push(text.to_owned());
