@@ -25,7 +25,10 @@ pub mod classes;
 
 pub mod limited;
 
+mod images;
+
 pub mod loader;
+pub mod samples;
 
 pub mod batch;
 pub mod shard;
@@ -62,7 +65,8 @@ pub mod error;
 
 pub use augment::{Augment, ImageShift};
 pub use batch::{
-    DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, Pixels, RawPixels, Targets,
+    DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, OnDevice, Pixels, RawPixels,
+    Targets, Upload,
 };
 pub use cifar::Cifar;
 pub use classes::normal_form;
@@ -70,14 +74,17 @@ pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 pub use decode::{Sizing, load_image};
 pub use encoded::{OnBadImage, ReadConfig};
 pub use error::DatasetError;
+pub use images::{ImageSamples, SideOfEpoch};
 pub use limited::{Subset, class_sizes};
-pub use loader::{LoadedStep, Loader, LoaderConfig};
+pub use loader::{LoadedStep, Loader, LoaderConfig, MicroBatch};
 pub use mix::Mix;
 pub use picture::{Picture, picture};
 pub use progress::{Counted, progress};
 pub use rand_augment::RandAugment;
+pub use random::Stream;
 pub use resize::CropBox;
 pub use resized_crop::ResizedCrop;
+pub use samples::{Draw, Draws, Samples, Splits};
 pub use shapes::ShapesDataset;
 pub use shard::{ShardConfig, ShardPlan, StepShard};
 pub use split::Split;

@@ -1,7 +1,6 @@
 //! Iterator over the steps of an epoch, with threads that read ahead.
 //!
-//! In: a data set, a [`ShardPlan`], augmentation and normalisation. Out: [`LoadedStep`]s in step
-//! order, with normalised or raw pixels.
+//! In: [`Samples`], a [`ShardPlan`]. Out: [`LoadedStep`]s in step order.
 //! Invariants:
 //! - The output does not depend on the number of threads.
 //! - At most `prefetch_steps` steps are in progress or ready.
@@ -16,34 +15,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use crate::augment::{Augment, ImageShift};
-use crate::batch::{HostBatch, MixedLabels, Pixels, RawPixels};
-use crate::dataset::{ImageDataset, ImageShape, Normalization};
+use crate::batch::HostBatch;
 use crate::error::DatasetError;
-use crate::mix::{Mix, Mixture};
-use crate::normalize::NormalizationTable;
 use crate::progress;
-use crate::shard::{ShardPlan, StepShard};
+use crate::samples::{Draws, Samples};
+use crate::shard::ShardPlan;
 use crate::threads;
 
-/// Settings that convert a shard's samples to batches.
-#[derive(Clone, Debug)]
+/// Settings of a [`Loader`].
+#[derive(Clone, Copy, Debug)]
 pub struct LoaderConfig {
     /// Maximum number of samples in a micro-batch.
     pub micro_batch_size: usize,
-    /// Augmentation of images. `None` for testing.
-    pub augment: Augment,
-    /// Mixing of two images. No mixing for testing or for raw pixels.
-    pub mix: Mix,
-    /// Shape of the images, if it differs from the data set's. Only for resized crops.
-    pub image_shape: Option<ImageShape>,
-    /// Mean and standard deviation of each channel.
-    pub normalization: Normalization,
-    /// True if the device crops, flips and normalises the pixels.
-    pub raw: bool,
-    /// Seed of the augmentation.
+    /// Seed of the random numbers of samples.
     pub seed: u64,
-    /// Epoch of the augmentation, from 0.
+    /// Epoch of the random numbers of samples, from 0.
     pub epoch: u64,
     /// Number of loading threads. With 0 the calling thread loads.
     ///
@@ -58,16 +44,10 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// Returns the defaults: no augmentation, no mixing, normalised pixels, seed and epoch 0, one
-    /// thread, two steps ahead, from the first step.
-    pub fn new(micro_batch_size: usize, normalization: Normalization) -> Self {
+    /// Returns the defaults: seed and epoch 0, one thread, two steps ahead, from the first step.
+    pub fn new(micro_batch_size: usize) -> Self {
         Self {
             micro_batch_size,
-            augment: Augment::None,
-            mix: Mix::default(),
-            image_shape: None,
-            normalization,
-            raw: false,
             seed: 0,
             epoch: 0,
             num_threads: 1,
@@ -94,33 +74,48 @@ pub struct LoadedStep<B = HostBatch> {
     pub step_in_epoch: usize,
     /// Number of samples in the step over all shards.
     pub global_num_samples: usize,
+    /// Sum of the [weights](Samples::weight) of the samples in the step over all shards.
+    pub global_weight: f64,
     /// Micro-batches of the reader's shards, shard by shard. Every shard has the same number of
     /// micro-batches. In the last step some may be empty.
-    pub micro_batches: Vec<B>,
+    pub micro_batches: Vec<MicroBatch<B>>,
+}
+
+/// The samples of one forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MicroBatch<B = HostBatch> {
+    /// Number of samples; 0 for a shard without samples in the last step of an epoch.
+    pub num_samples: usize,
+    /// Sum of the [weights](Samples::weight) of the samples.
+    pub weight: f64,
+    /// The samples. An empty micro-batch has one sample of another shard, for a forward pass that
+    /// other ranks wait for.
+    pub batch: B,
 }
 
 impl<B> LoadedStep<B> {
-    /// Returns the step with each micro-batch converted by `turn`, in order.
-    pub fn map<T>(self, turn: impl FnMut(B) -> T) -> LoadedStep<T> {
-        let Self {
-            step_in_epoch,
-            global_num_samples,
-            micro_batches,
-        } = self;
+    /// Returns the step with the samples of each micro-batch converted by `turn`, in order.
+    pub fn map<T>(self, mut turn: impl FnMut(B) -> T) -> LoadedStep<T> {
+        let convert = |micro: MicroBatch<B>| MicroBatch {
+            num_samples: micro.num_samples,
+            weight: micro.weight,
+            batch: turn(micro.batch),
+        };
         LoadedStep {
-            step_in_epoch,
-            global_num_samples,
-            micro_batches: micro_batches.into_iter().map(turn).collect(),
+            step_in_epoch: self.step_in_epoch,
+            global_num_samples: self.global_num_samples,
+            global_weight: self.global_weight,
+            micro_batches: self.micro_batches.into_iter().map(convert).collect(),
         }
     }
 }
 
 /// Steps of an epoch from `first_step` on. The iterator ends after an error.
 #[derive(Debug)]
-pub struct Loader {
-    maker: Arc<StepMaker>,
+pub struct Loader<S: Samples> {
+    maker: Arc<StepMaker<S>>,
     /// Lanes of the loader. `None` for a thread that the operating system has rejected so far.
-    lanes: Vec<Option<Lane>>,
+    lanes: Vec<Option<Lane<S::Batch>>>,
     next_step: usize,
     end_step: usize,
     stop: Arc<AtomicBool>,
@@ -129,22 +124,28 @@ pub struct Loader {
 /// A thread and the channel of its steps. Lane i of T lanes prepares the steps first + i, first + i
 /// + T, …
 #[derive(Debug)]
-struct Lane {
-    steps: Receiver<Result<LoadedStep, DatasetError>>,
+struct Lane<B> {
+    steps: Receiver<Result<LoadedStep<B>, DatasetError>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Loader {
+impl<S: Samples> Loader<S> {
     /// Starts the threads.
     ///
     /// # Panics
-    /// - If raw pixels are to be mixed.
-    /// - If the plan was made for another number of samples than `dataset` has.
-    /// - If the normalisation is for another number of channels.
-    /// - If `image_shape` differs from the data set's without resized crops.
+    /// - If the plan was made for another number of samples than `samples` has.
     /// - If `micro_batch_size` is 0, or `prefetch_steps` is 0 though there are threads.
     /// - If `first_step` is beyond the plan's last step.
-    pub fn start(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
+    pub fn start(samples: Arc<S>, plan: ShardPlan, config: LoaderConfig) -> Self {
+        assert_eq!(
+            plan.config().num_samples,
+            samples.len(),
+            "num_samples of plan and data set"
+        );
+        assert!(
+            config.micro_batch_size > 0,
+            "micro_batch_size: expected at least 1, got 0"
+        );
         let first_step = config.first_step;
         let end_step = plan.num_steps();
         assert!(
@@ -156,7 +157,11 @@ impl Loader {
             num_lanes > 0 || config.num_threads == 0,
             "prefetch_steps: expected at least 1 with threads, got 0"
         );
-        let maker = Arc::new(StepMaker::new(dataset, plan, config));
+        let maker = Arc::new(StepMaker {
+            samples,
+            plan,
+            config,
+        });
         let stop = Arc::new(AtomicBool::new(false));
         let lanes = (0..num_lanes).map(|_| None).collect();
         let mut loader = Self {
@@ -190,12 +195,12 @@ impl Loader {
     }
 
     /// Prepares a step in the calling thread.
-    fn make(&self, step_in_epoch: usize) -> Result<LoadedStep, DatasetError> {
+    fn make(&self, step_in_epoch: usize) -> Result<LoadedStep<S::Batch>, DatasetError> {
         let loaded = self.maker.make(step_in_epoch, &self.stop);
         loaded.map(|step| step.expect("only dropping the loader stops a step"))
     }
 
-    fn receive(&mut self, step_in_epoch: usize) -> Result<LoadedStep, DatasetError> {
+    fn receive(&mut self, step_in_epoch: usize) -> Result<LoadedStep<S::Batch>, DatasetError> {
         let since_first = step_in_epoch - self.maker.config.first_step;
         let Some(index) = since_first.checked_rem(self.lanes.len()) else {
             return self.make(step_in_epoch);
@@ -221,8 +226,8 @@ impl Loader {
     }
 }
 
-impl Iterator for Loader {
-    type Item = Result<LoadedStep, DatasetError>;
+impl<S: Samples> Iterator for Loader<S> {
+    type Item = Result<LoadedStep<S::Batch>, DatasetError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.next_step >= self.end_step {
@@ -245,7 +250,7 @@ impl Iterator for Loader {
     }
 }
 
-impl Drop for Loader {
+impl<S: Samples> Drop for Loader<S> {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for Lane { steps, thread } in self.lanes.drain(..).flatten() {
@@ -260,11 +265,11 @@ impl Drop for Loader {
 }
 
 /// Prepares a lane's steps until all are done, a step fails, or the loader is dropped.
-fn run_lane(
-    maker: &StepMaker,
+fn run_lane<S: Samples>(
+    maker: &StepMaker<S>,
     stop: &AtomicBool,
     steps: impl Iterator<Item = usize>,
-    sender: &SyncSender<Result<LoadedStep, DatasetError>>,
+    sender: &SyncSender<Result<LoadedStep<S::Batch>, DatasetError>>,
 ) {
     for step_in_epoch in steps {
         let Some(loaded) = maker.make(step_in_epoch, stop).transpose() else {
@@ -286,204 +291,71 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 }
 
 /// Preparation of any step of the epoch, shared by all threads.
-struct StepMaker {
-    dataset: Arc<dyn ImageDataset>,
+#[derive(Debug)]
+struct StepMaker<S> {
+    samples: Arc<S>,
     plan: ShardPlan,
-    table: Arc<NormalizationTable>,
-    shape: ImageShape,
     config: LoaderConfig,
 }
 
-impl std::fmt::Debug for StepMaker {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("StepMaker")
-            .field("dataset", &self.dataset)
-            .field("shard", self.plan.config())
-            .field("config", &self.config)
-            .finish()
-    }
-}
-
-impl StepMaker {
-    fn new(dataset: Arc<dyn ImageDataset>, plan: ShardPlan, config: LoaderConfig) -> Self {
-        let table = Arc::new(NormalizationTable::new(&config.normalization));
-        assert_eq!(
-            plan.config().num_samples,
-            dataset.len(),
-            "num_samples of plan and data set"
-        );
-        assert_eq!(
-            table.num_channels(),
-            dataset.image_shape().channels,
-            "channels of normalisation and data set"
-        );
-        assert!(
-            config.micro_batch_size > 0,
-            "micro_batch_size: expected at least 1, got 0"
-        );
-        assert!(
-            !config.raw || config.mix == Mix::default(),
-            "mix: expected normalised pixels, got raw ones"
-        );
-        let shape = config.image_shape.unwrap_or(dataset.image_shape());
-        let is_of_crops = matches!(config.augment, Augment::ResizedCrop(_) | Augment::Rand(..))
-            && shape.channels == dataset.image_shape().channels;
-        assert!(
-            is_of_crops || shape == dataset.image_shape(),
-            "image_shape: expected that of {dataset:?}, got {shape:?}"
-        );
-        Self {
-            dataset,
-            plan,
-            table,
-            shape,
-            config,
-        }
-    }
-
+impl<S: Samples> StepMaker<S> {
     /// Prepares one step. Returns `None` if it was stopped.
     fn make(
         &self,
         step_in_epoch: usize,
         stop: &AtomicBool,
-    ) -> Result<Option<LoadedStep>, DatasetError> {
+    ) -> Result<Option<LoadedStep<S::Batch>>, DatasetError> {
+        let all: Vec<usize> = self.plan.global_draws(step_in_epoch).collect();
+        // Every shard has the number of micro-batches of the fullest shard, so that all shards run
+        // the same number of micro-steps.
+        let fullest = self.plan.max_shard_samples(all.len());
+        let num_micro_batches = fullest.div_ceil(self.config.micro_batch_size);
         let mut micro_batches = Vec::new();
-        let mut num_global = 0;
         for shard in self.plan.own_shards() {
-            let StepShard {
-                global_num_samples,
-                draws,
-                ..
-            } = self.plan.step_of(shard, step_in_epoch);
-            num_global = global_num_samples;
-            // Every shard has the number of micro-batches of the fullest shard, so that all shards
-            // run the same number of micro-steps.
-            let fullest = self.plan.max_shard_samples(global_num_samples);
-            let mut chunks = draws.chunks(self.config.micro_batch_size);
-            for _ in 0..fullest.div_ceil(self.config.micro_batch_size) {
-                match self.make_batch(chunks.next().unwrap_or_default(), stop)? {
-                    Some(batch) => micro_batches.push(batch),
-                    None => return Ok(None),
+            let own = self.plan.step_of(shard, step_in_epoch).draws;
+            let mut chunks = own.chunks(self.config.micro_batch_size);
+            for _ in 0..num_micro_batches {
+                let numbers = chunks.next().unwrap_or_default();
+                let filled = if numbers.is_empty() {
+                    &all[..1]
+                } else {
+                    numbers
+                };
+                let batch = self.samples.batch(&self.draws(filled, stop))?;
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(None);
                 }
+                micro_batches.push(MicroBatch {
+                    num_samples: numbers.len(),
+                    weight: self.weight(numbers, stop),
+                    batch,
+                });
             }
         }
         Ok(Some(LoadedStep {
             step_in_epoch,
-            global_num_samples: num_global,
+            global_num_samples: all.len(),
+            global_weight: self.weight(&all, stop),
             micro_batches,
         }))
     }
 
-    /// Returns a micro-batch of samples with these [draws](StepShard::draws).
-    fn make_batch(
-        &self,
-        draws: &[usize],
-        stop: &AtomicBool,
-    ) -> Result<Option<HostBatch>, DatasetError> {
-        let shape = self.shape;
-        let len = shape.num_values();
-        let mixtures = self.mixtures(draws);
-        let mut pixels = match self.config.raw {
-            true => {
-                let shifts = draws.iter().map(|draw| self.shift(*draw)).collect();
-                Pixels::Raw(RawPixels::black(shifts, shape, Arc::clone(&self.table)))
-            }
-            false => Pixels::Normalised(vec![0.0; draws.len() * len]),
-        };
-        let mut bytes = vec![0; len];
-        let mut other = vec![0.0; if mixtures.is_empty() { 0 } else { len }];
-        for (position, draw) in draws.iter().enumerate() {
-            if stop.load(Ordering::Relaxed) {
-                return Ok(None);
-            }
-            let values = position * len..(position + 1) * len;
-            match &mut pixels {
-                Pixels::Raw(raw) => self.read(*draw, &mut raw.bytes[values])?,
-                Pixels::Normalised(pixels) => {
-                    let image = &mut pixels[values];
-                    self.read_normalised(*draw, &mut bytes, image)?;
-                    if let Some(mixture) = mixtures.get(position) {
-                        self.read_normalised(mixture.other, &mut bytes, &mut other)?;
-                        mixture.apply(image, &other, shape);
-                    }
-                }
-            }
-        }
-        let indices: Vec<usize> = draws.iter().map(|draw| draw % self.dataset.len()).collect();
-        let labels = indices.iter().map(|index| self.label(*index)).collect();
-        let mixed = (!mixtures.is_empty()).then(|| MixedLabels {
-            labels: mixtures
-                .iter()
-                .map(|mixture| self.label(mixture.other))
-                .collect(),
-            shares: mixtures.iter().map(|mixture| mixture.share).collect(),
-        });
-        Ok(Some(HostBatch {
-            pixels,
-            labels,
-            mixed,
-            indices,
-            shape,
-        }))
+    fn draws<'a>(&self, numbers: &'a [usize], stop: &'a AtomicBool) -> Draws<'a> {
+        let epoch = (self.config.seed, self.config.epoch);
+        Draws::new(epoch, self.samples.len(), numbers, stop)
     }
 
-    /// Returns the mixtures of the samples. Empty without mixing.
-    fn mixtures(&self, draws: &[usize]) -> Vec<Mixture> {
-        let LoaderConfig {
-            mix, seed, epoch, ..
-        } = self.config;
-        let num_samples = self.dataset.len();
-        draws
-            .iter()
-            .filter_map(|draw| mix.draw(seed, epoch, *draw, num_samples, self.shape))
-            .collect()
-    }
-
-    /// Reads one image, cropped, flipped and normalised. `bytes` is scratch memory.
-    fn read_normalised(
-        &self,
-        draw: usize,
-        bytes: &mut [u8],
-        output: &mut [f32],
-    ) -> Result<(), DatasetError> {
-        self.read(draw, bytes)?;
-        self.table
-            .apply(bytes, self.shape, self.shift(draw), output);
-        Ok(())
-    }
-
-    /// Reads one image with its changes of pixel values.
-    fn read(&self, draw: usize, bytes: &mut [u8]) -> Result<(), DatasetError> {
-        let LoaderConfig {
-            augment,
-            seed,
-            epoch,
-            ..
-        } = self.config;
-        augment.read(
-            (seed, epoch, draw),
-            &*self.dataset,
-            self.shape,
-            &self.config.normalization,
-            bytes,
-        )
-    }
-
-    fn shift(&self, draw: usize) -> ImageShift {
-        self.config
-            .augment
-            .draw(self.config.seed, self.config.epoch, draw)
-    }
-
-    fn label(&self, index: usize) -> u32 {
-        self.dataset.label(index) as u32
+    fn weight(&self, numbers: &[usize], stop: &AtomicBool) -> f64 {
+        let draws = self.draws(numbers, stop);
+        draws.iter().map(|draw| self.samples.weight(draw)).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dataset::ImageShape;
+    use crate::images::ImageSamples;
     use crate::shard::ShardConfig;
     use crate::synthetic::{self, SyntheticConfig};
     use crate::threads::REFUSES;
@@ -503,11 +375,12 @@ mod tests {
             seed: 1,
         };
         let splits = synthetic::open(&config).unwrap();
+        let images = ImageSamples::new(splits.train, splits.normalization);
+        let images = Arc::new(images);
         let start = |num_threads| {
             let plan = ShardPlan::new(ShardConfig::new(40, 4)).unwrap();
-            let config =
-                LoaderConfig::new(4, splits.normalization.clone()).with_threads(num_threads);
-            Loader::start(Arc::clone(&splits.train), plan, config)
+            let config = LoaderConfig::new(4).with_threads(num_threads);
+            Loader::start(Arc::clone(&images), plan, config)
         };
         let expected: Vec<LoadedStep> = start(0).map(Result::unwrap).collect();
         for num_threads in [1, 3] {

@@ -26,10 +26,12 @@ pub(crate) enum Purpose {
     RandAugment = 9,
     Validation = 10,
     BalancedOrder = 11,
+    Task = 12,
 }
 
 /// A stream of random numbers.
-pub(crate) struct Stream(ChaCha8Rng);
+#[derive(Clone, Debug)]
+pub struct Stream(ChaCha8Rng);
 
 impl Stream {
     pub(crate) fn new(seed: u64, scope: u64, index: u64, purpose: Purpose) -> Self {
@@ -45,7 +47,10 @@ impl Stream {
 
     /// Returns a uniform integer in `0..bound`, without modulo bias (Lemire, arXiv 1805.10941, with
     /// 64-bit words).
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    ///
+    /// # Panics
+    /// If `bound` is 0.
+    pub fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "bound: expected at least 1, got 0");
         let bound = bound as u64;
         let threshold = bound.wrapping_neg() % bound;
@@ -58,17 +63,17 @@ impl Stream {
     }
 
     /// Returns a uniform number in `[0, 1)` with 24 random bits.
-    pub(crate) fn unit(&mut self) -> f32 {
+    pub fn unit(&mut self) -> f32 {
         (self.0.next_u32() >> 8) as f32 / (1 << 24) as f32
     }
 
     /// Returns a uniform number in `[low, high)`.
-    pub(crate) fn between(&mut self, low: f32, high: f32) -> f32 {
+    pub fn between(&mut self, low: f32, high: f32) -> f32 {
         low + (high - low) * self.unit()
     }
 
     /// Returns true with probability one half.
-    pub(crate) fn coin(&mut self) -> bool {
+    pub fn coin(&mut self) -> bool {
         self.0.next_u32() >> 31 == 1
     }
 

@@ -225,13 +225,13 @@ impl ShardPlan {
         }
     }
 
-    /// Returns the samples of a step over all shards, in the order of the epoch.
+    /// Returns the [draws](StepShard::draws) of a step over all shards, in the order of the epoch.
     ///
     /// # Panics
     /// Panics if `step_in_epoch` is not below `num_steps`.
-    pub fn global_batch(&self, step_in_epoch: usize) -> impl Iterator<Item = usize> {
+    pub fn global_draws(&self, step_in_epoch: usize) -> impl Iterator<Item = usize> {
         self.positions(step_in_epoch)
-            .map(|position| self.draw(position) % self.config.num_samples)
+            .map(|position| self.draw(position))
     }
 
     fn positions(&self, step_in_epoch: usize) -> Range<usize> {

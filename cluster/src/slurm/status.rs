@@ -96,7 +96,7 @@ fn last_epoch(metrics: &str) -> Option<String> {
         records::grouped(speed.round() as u64)
     });
     Some(format!(
-        "epoch {} step {} | loss {:.4} | acc {} train, {} {split} | {speed} img/s",
+        "epoch {} step {} | loss {:.4} | acc {} train, {} {split} | {speed} samples/s",
         record.number(),
         record.step,
         record.train_loss.unwrap_or(f64::NAN),
@@ -143,7 +143,7 @@ mod tests {
         );
         assert_eq!(
             last_epoch(&metrics).unwrap(),
-            "epoch 4 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12,270 img/s"
+            "epoch 4 step 160 | loss 1.2046 | acc 56.3 % train, - test | 12,270 samples/s"
         );
         for without in ["", "{\"epoch\":"] {
             assert_eq!(last_epoch(without), None);
@@ -158,7 +158,7 @@ mod tests {
         };
         assert_eq!(
             last_epoch(&line(&evaluated)).unwrap(),
-            "epoch 4 step 160 | loss 1.2046 | acc 56.3 % train, 50.0 % val | - img/s"
+            "epoch 4 step 160 | loss 1.2046 | acc 56.3 % train, 50.0 % val | - samples/s"
         );
     }
 

@@ -15,7 +15,35 @@ use crate::dataset::ImageShape;
 pub use raw::RawPixels;
 use raw::UploadedPixels;
 
-/// A micro-batch in host memory.
+/// A batch in host memory that a device can receive.
+pub trait Upload: Clone + Send + 'static {
+    /// The batch on a device.
+    type OnDevice: OnDevice;
+
+    /// Copies the batch to a device. A computation is better done where the batch is used, since a
+    /// thread may upload ahead.
+    fn upload(self, device: &Device) -> Self::OnDevice;
+}
+
+/// A batch on a device: any tensors.
+pub trait OnDevice: Clone + Send + 'static {
+    /// Returns all tensors of the batch, flat, in f32, for a GPU to capture the step that reads
+    /// them. Two batches with tensors of the same lengths have the same shapes. `None` (the
+    /// default) if a captured step cannot read them.
+    fn flat(&self) -> Option<Vec<Tensor<1>>> {
+        None
+    }
+
+    /// Returns the batch with these tensors, which are as [`flat`](Self::flat) returned them.
+    /// Default: unchanged.
+    #[must_use]
+    fn with_flat(&self, tensors: Vec<Tensor<1>>) -> Self {
+        let _ = tensors;
+        self.clone()
+    }
+}
+
+/// A micro-batch of images in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostBatch {
     /// The pixels of all images.
@@ -48,28 +76,23 @@ pub enum Pixels {
     Raw(RawPixels),
 }
 
-/// A micro-batch on a device, perhaps from another thread. Remaining work is done at its use.
+/// A micro-batch of images on a device, perhaps from another thread. Remaining work is done at its
+/// use.
 #[derive(Clone, Debug)]
 pub struct DeviceBatch {
     /// The classes `[N]`, in host memory.
     pub labels: Vec<u32>,
     /// The shape of each image.
     pub shape: ImageShape,
-    /// `None` without samples, because some backends have no tensors without elements.
-    tensors: Option<Uploaded>,
-}
-
-/// Images and labels of a [`DeviceBatch`].
-///
-/// All tensors are flat, because a transfer to a GPU would pad each short row of a matrix to 16
-/// bytes or more. The uploading thread computes nothing, so that it leaves no work in a separate
-/// queue.
-#[derive(Clone, Debug)]
-struct Uploaded {
     images: UploadedImages,
     targets: Targets,
 }
 
+/// Images of a [`DeviceBatch`].
+///
+/// All tensors are flat, because a transfer to a GPU would pad each short row of a matrix to 16
+/// bytes or more. The uploading thread computes nothing, so that it leaves no work in a separate
+/// queue.
 #[derive(Clone, Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -118,7 +141,7 @@ impl Targets {
 }
 
 impl HostBatch {
-    /// Returns N, which may be 0 in the last step of an epoch.
+    /// Returns N.
     pub fn num_samples(&self) -> usize {
         self.labels.len()
     }
@@ -132,11 +155,22 @@ impl HostBatch {
         }
     }
 
-    /// Copies the batch to a device without processing.
+    /// Moves the batch to a device and processes its images there.
     ///
     /// # Panics
-    /// Panics if there are 2^30 or more raw pixels to shift.
-    pub fn upload(self, device: &Device) -> DeviceBatch {
+    /// Panics in the cases of [`upload`](Upload::upload).
+    pub fn to_device(self, device: &Device) -> ImageBatch {
+        self.upload(device).into_images()
+    }
+}
+
+impl Upload for HostBatch {
+    type OnDevice = DeviceBatch;
+
+    /// # Panics
+    /// Panics if there are no images, because some backends have no tensors without elements, or
+    /// 2^30 or more raw pixels to shift.
+    fn upload(self, device: &Device) -> DeviceBatch {
         let Self {
             pixels,
             labels,
@@ -144,76 +178,92 @@ impl HostBatch {
             indices: _,
             shape,
         } = self;
-        let tensors = (!labels.is_empty()).then(|| {
-            let images = match pixels {
-                Pixels::Normalised(pixels) => {
-                    let len = pixels.len();
-                    UploadedImages::Normalised(Tensor::from_data(
-                        TensorData::new(pixels, [len]),
-                        device,
-                    ))
-                }
-                Pixels::Raw(raw) => UploadedImages::Raw(raw.upload(shape, device)),
-            };
-            let mixed = mixed.map(|MixedLabels { labels, shares }| {
-                let shares = Tensor::from_data(TensorData::new(shares, [labels.len()]), device);
-                MixedTargets {
-                    labels: classes(&labels, device),
-                    shares,
-                }
-            });
-            Uploaded {
-                images,
-                targets: Targets {
-                    labels: classes(&labels, device),
-                    mixed,
-                },
+        assert!(
+            !labels.is_empty(),
+            "batch: expected at least one sample, got none"
+        );
+        let images = match pixels {
+            Pixels::Normalised(pixels) => {
+                let len = pixels.len();
+                UploadedImages::Normalised(Tensor::from_data(
+                    TensorData::new(pixels, [len]),
+                    device,
+                ))
+            }
+            Pixels::Raw(raw) => UploadedImages::Raw(raw.upload(shape, device)),
+        };
+        let mixed = mixed.map(|MixedLabels { labels, shares }| {
+            let shares = Tensor::from_data(TensorData::new(shares, [labels.len()]), device);
+            MixedTargets {
+                labels: classes(&labels, device),
+                shares,
             }
         });
         DeviceBatch {
+            targets: Targets {
+                labels: classes(&labels, device),
+                mixed,
+            },
             labels,
             shape,
-            tensors,
+            images,
         }
-    }
-
-    /// Moves the batch to a device and processes its images there.
-    ///
-    /// # Panics
-    /// Panics in the cases of [`upload`](Self::upload) and [`DeviceBatch::into_images`].
-    pub fn to_device(self, device: &Device) -> ImageBatch {
-        self.upload(device).into_images()
     }
 }
 
 impl DeviceBatch {
-    /// Returns N, which may be 0 in the last step of an epoch.
+    /// Returns N.
     pub fn num_samples(&self) -> usize {
         self.labels.len()
     }
 
+    /// Returns the classes.
+    pub fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
     /// Returns the batch as the input of a model. The device now crops, flips and normalises raw
     /// pixels.
-    ///
-    /// # Panics
-    /// Panics if the batch is empty.
     pub fn into_images(self) -> ImageBatch {
         let num_samples = self.num_samples();
-        let Uploaded { images, targets } = self
-            .tensors
-            .expect("batch: expected at least one sample, got none");
         let ImageShape {
             height,
             width,
             channels,
         } = self.shape;
-        let images = match images {
+        let images = match self.images {
             UploadedImages::Normalised(pixels) => {
                 pixels.reshape([num_samples, height, width, channels])
             }
             UploadedImages::Raw(raw) => raw.normalised(num_samples, self.shape),
         };
-        ImageBatch { images, targets }
+        ImageBatch {
+            images,
+            targets: self.targets,
+        }
+    }
+}
+
+impl OnDevice for DeviceBatch {
+    /// Returns the normalised images and the labels; `None` if images were mixed.
+    fn flat(&self) -> Option<Vec<Tensor<1>>> {
+        if self.targets.mixed.is_some() {
+            return None;
+        }
+        let ImageBatch { images, targets } = self.clone().into_images();
+        Some(vec![images.flatten(0, 3), targets.labels.float()])
+    }
+
+    fn with_flat(&self, tensors: Vec<Tensor<1>>) -> Self {
+        let Ok([images, labels]) = <[Tensor<1>; 2]>::try_from(tensors) else {
+            unreachable!("a batch of images is flat in two tensors")
+        };
+        Self {
+            labels: self.labels.clone(),
+            shape: self.shape,
+            images: UploadedImages::Normalised(images),
+            targets: Targets::of(labels.int()),
+        }
     }
 }
 
@@ -251,23 +301,5 @@ mod tests {
             batch.targets.labels.into_data().as_slice::<i32>().unwrap(),
             &[7, 3]
         );
-    }
-
-    #[test]
-    fn an_empty_batch_is_uploaded_though_there_is_nothing_of_it() {
-        let shape = ImageShape {
-            height: 2,
-            width: 3,
-            channels: 1,
-        };
-        let empty = HostBatch {
-            pixels: Pixels::Normalised(vec![]),
-            labels: vec![],
-            mixed: None,
-            indices: vec![],
-            shape,
-        };
-        let uploaded = empty.upload(&Device::flex());
-        assert_eq!((uploaded.num_samples(), uploaded.shape), (0, shape));
     }
 }

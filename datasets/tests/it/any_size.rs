@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use datasets::{
-    Augment, CropBox, ImageDataset, ImageShape, Loader, LoaderConfig, Normalization, OnBadImage,
-    ReadConfig, ResizedCrop, ShardConfig, ShardPlan, Sizing, Subset, image_folder,
+    Augment, CropBox, ImageDataset, ImageSamples, ImageShape, Loader, LoaderConfig, MicroBatch,
+    Normalization, OnBadImage, ReadConfig, ResizedCrop, ShardConfig, ShardPlan, SideOfEpoch,
+    Sizing, Subset, image_folder,
 };
 use image::{Rgb, RgbImage};
 use tempfile::TempDir;
@@ -106,15 +107,18 @@ fn epoch_in(
             ..ShardConfig::new(dataset.len(), 8)
         });
         let loading = LoaderConfig {
-            augment: AUGMENT,
-            image_shape,
             seed: 1,
             epoch,
             num_threads,
-            ..LoaderConfig::new(2, imagenet())
+            ..LoaderConfig::new(2)
         };
-        for step in Loader::start(Arc::clone(dataset), plan.unwrap(), loading) {
-            for batch in step.unwrap().micro_batches {
+        let images_of_epoch = ImageSamples {
+            augment: AUGMENT,
+            side: image_shape.map(|shape| SideOfEpoch(Arc::new(move |_| shape.height))),
+            ..ImageSamples::new(Arc::clone(dataset), imagenet())
+        };
+        for step in Loader::start(Arc::new(images_of_epoch), plan.unwrap(), loading) {
+            for MicroBatch { batch, .. } in step.unwrap().micro_batches {
                 let pixels = batch.normalised_pixels();
                 for (index, image) in batch.indices.iter().zip(pixels.chunks_exact(num_values)) {
                     images[*index] = image.iter().map(|value| value.to_bits()).collect();

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use datasets::{
-    Augment, DatasetError, ImageDataset, ImageShape, LoadedStep, Loader, LoaderConfig, Mix,
-    Normalization, ShardConfig, ShardPlan,
+    Augment, DatasetError, ImageDataset, ImageSamples, ImageShape, LoadedStep, Loader,
+    LoaderConfig, MicroBatch, Mix, Normalization, ShardConfig, ShardPlan,
 };
 
 const SHAPE: ImageShape = ImageShape {
@@ -92,40 +92,51 @@ fn plan(num_samples: usize, global_batch_size: usize, shard: (usize, usize)) -> 
 
 fn config(micro_batch_size: usize) -> LoaderConfig {
     LoaderConfig {
-        augment: Augment::CropFlip { pad: 2 },
         seed: 5,
         epoch: 2,
-        ..LoaderConfig::new(micro_batch_size, Normalization::imagenet())
+        ..LoaderConfig::new(micro_batch_size)
+    }
+}
+
+fn images(dataset: Arc<Numbered>) -> ImageSamples {
+    ImageSamples {
+        augment: Augment::CropFlip { pad: 2 },
+        ..ImageSamples::new(dataset, Normalization::imagenet())
     }
 }
 
 fn load(dataset: Numbered, plan: ShardPlan, config: LoaderConfig) -> Vec<LoadedStep> {
-    Loader::start(Arc::new(dataset), plan, config)
+    all_steps(images(Arc::new(dataset)), plan, config)
+}
+
+fn all_steps(images: ImageSamples, plan: ShardPlan, config: LoaderConfig) -> Vec<LoadedStep> {
+    Loader::start(Arc::new(images), plan, config)
         .collect::<Result<_, _>>()
         .unwrap()
 }
 
 #[test]
 fn the_images_of_an_epoch_are_the_same_on_any_number_of_shards_and_threads() {
-    let mixed = LoaderConfig {
+    let mixed = ImageSamples {
         augment: Augment::Trivial { pad: 2 },
         mix: Mix {
             mixup: Some(0.4),
             cutmix: Some(1.0),
         },
-        ..config(4)
+        ..images(Arc::new(Numbered::new(50)))
     };
     /// The label, the label and the share of the image mixed in, and the bits of the image.
     type Sample = (u32, Option<(u32, u32)>, Vec<u32>);
-    let samples = |how: &LoaderConfig, num_shards, num_threads| -> BTreeMap<usize, Sample> {
+    let samples = |images: &ImageSamples, num_shards, num_threads| -> BTreeMap<usize, Sample> {
         let mut samples = BTreeMap::new();
         for shard in 0..num_shards {
             let how = LoaderConfig {
                 num_threads,
-                ..how.clone()
+                ..config(4)
             };
-            let steps = load(Numbered::new(50), plan(50, 8, (shard, num_shards)), how);
-            for batch in steps.into_iter().flat_map(|step| step.micro_batches) {
+            let steps = all_steps(images.clone(), plan(50, 8, (shard, num_shards)), how);
+            let micro_batches = steps.into_iter().flat_map(|step| step.micro_batches);
+            for MicroBatch { batch, .. } in micro_batches.filter(|micro| micro.num_samples > 0) {
                 let images = batch.normalised_pixels();
                 let images = images.chunks_exact(SHAPE.num_values());
                 for (place, (index, image)) in batch.indices.iter().zip(images).enumerate() {
@@ -140,7 +151,7 @@ fn the_images_of_an_epoch_are_the_same_on_any_number_of_shards_and_threads() {
         }
         samples
     };
-    for how in [config(3), mixed] {
+    for how in [images(Arc::new(Numbered::new(50))), mixed] {
         let expected = samples(&how, 1, 0);
         assert_eq!(expected.len(), 50);
         let is_mixed = |(label, other, _): &Sample| other.is_some_and(|(other, _)| other != *label);
@@ -185,10 +196,11 @@ fn steps_come_in_the_order_of_the_plan() {
         let indices: Vec<usize> = step
             .micro_batches
             .iter()
-            .flat_map(|batch| batch.indices.clone())
+            .filter(|micro| micro.num_samples > 0)
+            .flat_map(|micro| micro.batch.indices.clone())
             .collect();
         assert_eq!(indices, shard.indices);
-        for batch in &step.micro_batches {
+        for MicroBatch { batch, .. } in &step.micro_batches {
             let labels: Vec<usize> = batch.labels.iter().map(|label| *label as usize).collect();
             assert_eq!(labels, batch.indices);
             assert_eq!(batch.num_samples(), batch.indices.len());
@@ -258,7 +270,11 @@ fn no_more_than_prefetch_steps_are_made_ahead() {
             prefetch_steps,
             ..config(1)
         };
-        let mut loader = Loader::start(dataset.clone(), plan(100, 1, (0, 1)), config);
+        let mut loader = Loader::start(
+            Arc::new(images(dataset.clone())),
+            plan(100, 1, (0, 1)),
+            config,
+        );
         for taken in 1..5 {
             loader.next().unwrap().unwrap();
             let limit = taken + prefetch_steps;
@@ -281,7 +297,11 @@ fn threads_end_when_the_loader_is_dropped() {
         prefetch_steps: 6,
         ..config(4)
     };
-    let mut loader = Loader::start(dataset.clone(), plan(1000, 8, (0, 1)), config);
+    let mut loader = Loader::start(
+        Arc::new(images(dataset.clone())),
+        plan(1000, 8, (0, 1)),
+        config,
+    );
     loader.next().unwrap().unwrap();
     drop(loader);
     // The threads that held the data set are joined, so only this test holds it now.
@@ -295,7 +315,11 @@ fn failure(dataset: Numbered, num_threads: usize) -> (usize, DatasetError) {
         prefetch_steps: 4,
         ..config(4)
     };
-    let mut loader = Loader::start(Arc::new(dataset), plan(50, 4, (0, 1)), config);
+    let mut loader = Loader::start(
+        Arc::new(images(Arc::new(dataset))),
+        plan(50, 4, (0, 1)),
+        config,
+    );
     let mut num_good = 0;
     loop {
         match loader.next().expect("the error comes before the end") {
@@ -340,5 +364,6 @@ fn a_bad_image_and_a_panic_of_a_thread_come_out_as_an_error_at_their_step() {
 #[test]
 #[should_panic(expected = "num_samples of plan and data set")]
 fn a_plan_for_another_data_set_is_refused() {
-    Loader::start(Arc::new(Numbered::new(9)), plan(10, 2, (0, 1)), config(1));
+    let images = images(Arc::new(Numbered::new(9)));
+    Loader::start(Arc::new(images), plan(10, 2, (0, 1)), config(1));
 }

@@ -279,7 +279,7 @@ fn a_balanced_order_draws_every_class_alike_and_the_same_global_batches_on_any_n
     for epoch in 0..300 {
         let alone = &plans(epoch, 1)[0];
         let order: Vec<usize> = (0..alone.num_steps())
-            .flat_map(|step| alone.global_batch(step))
+            .flat_map(|step| alone.global_draws(step).map(|draw| draw % 100))
             .collect();
         assert_eq!(order.len(), 100);
         order

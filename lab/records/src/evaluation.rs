@@ -14,17 +14,21 @@ pub struct Evaluation {
     /// Mean loss, by default cross entropy in nats.
     #[serde(deserialize_with = "nan_if_null")]
     pub loss: f64,
-    /// Share of correct answers, 0..1.
-    pub top1: f64,
-    /// Share of samples whose label is among the first five answers, 0..1.
-    pub top5: f64,
+    /// Share of correct answers, 0..1; absent if the task has no classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top1: Option<f64>,
+    /// Share of samples whose label is among the first five answers, 0..1; absent as `top1`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top5: Option<f64>,
     /// Evaluated samples.
     pub num_samples: u64,
     /// Count behind `top1`.
-    pub top1_correct: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top1_correct: Option<u64>,
     /// Count behind `top5`.
-    pub top5_correct: u64,
-    /// Metrics of the model family by name; null if a value is not finite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top5_correct: Option<u64>,
+    /// Other metrics by name; null if a value is not finite.
     #[serde(
         skip_serializing_if = "BTreeMap::is_empty",
         deserialize_with = "nans_of_names"
@@ -71,7 +75,8 @@ pub struct EvaluationByClass {
     /// Classes in label order.
     #[serde(default)]
     pub classes: Vec<ClassScore>,
-    /// Samples by class (rows) and answer (columns); absent (null) above 2,048 classes.
+    /// Samples by class (rows) and answer (columns); absent (null) above 2,048 classes and
+    /// without classes.
     pub confusion_matrix: Option<Vec<Vec<u64>>>,
 }
 
@@ -157,7 +162,7 @@ impl EvaluationByClass {
                 .collect()
         };
         let classes = 0..names.len() as u32;
-        let fits = num_answers <= MOST_CLASSES_OF_A_MATRIX;
+        let fits = (1..=MOST_CLASSES_OF_A_MATRIX).contains(&num_answers);
         Self {
             classes: classes.clone().map(class).collect(),
             confusion_matrix: fits.then(|| classes.map(row).collect()),

@@ -3,8 +3,9 @@
 //! Invariant: times are seconds; each accuracy is a share 0..1 and has an exact count.
 
 use crate::evaluation::Evaluation;
-use crate::number::nan_if_null;
+use crate::number::{nan_if_null, nans_of_names};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::ops::AddAssign;
 
@@ -158,6 +159,13 @@ pub struct EpochRecord {
     pub train_top1_correct: u64,
     /// Count behind `train_top5`.
     pub train_top5_correct: u64,
+    /// Metrics during the epoch by name, besides the loss and the accuracy; absent without them.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "nans_of_names"
+    )]
+    pub train_metrics: BTreeMap<String, f64>,
     /// Scores on the val split; absent (null) without an evaluation on it.
     pub val: Option<Evaluation>,
     /// Scores on the test split in a run without a val split; absent (null) without an evaluation.
@@ -215,7 +223,7 @@ impl EpochRecord {
 
     /// Returns the evaluated top-1 accuracy, 0..1.
     pub fn evaluated_top1(&self) -> Option<f64> {
-        self.evaluation().map(|(_, scores)| scores.top1)
+        self.evaluation().and_then(|(_, scores)| scores.top1)
     }
 
     /// Returns the training speed, images/s; `None` if not measured, for example if the run was

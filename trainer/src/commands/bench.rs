@@ -10,8 +10,8 @@ use super::output;
 use crate::config::cli::BenchArgs;
 use crate::config::{BenchConfig, Family, ScalingKind};
 use crate::measure::report::lines;
-use crate::model::family::ModelFamily;
 use crate::run::identity;
+use crate::task::Task;
 use crate::tools::bench::{Measurement, measure};
 use crate::tools::predict_scaling::{forecast, forecast_lines};
 use crate::world::ranks::World;
@@ -21,12 +21,12 @@ use crate::world::ranks::World;
 /// # Errors
 /// If flags contradict each other or differ between ranks, the profile cannot be written, or a step
 /// fails.
-pub fn bench<F: ModelFamily>(args: &BenchArgs, world: &World) -> Result<()> {
-    let config = BenchConfig::resolve(args, &Family::of::<F>(), world.communicator.world_size())?;
+pub fn bench<T: Task>(args: &BenchArgs, world: &World) -> Result<()> {
+    let config = BenchConfig::resolve(args, &Family::of::<T>(), world.communicator.world_size())?;
     let watchdog = world.watch(config.sync.timeout())?;
     identity::compare(config.shared_settings(), &*world.communicator)?;
     let profile_output = output("--profile-output", args.profile_output.as_ref(), world)?;
-    let Some(mut measurement) = measure::<F>(&config, world)? else {
+    let Some(mut measurement) = measure::<T>(&config, world)? else {
         return world.end_watch(watchdog);
     };
     measurement.add_alone();

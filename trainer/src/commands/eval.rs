@@ -1,20 +1,21 @@
 //! `trainer eval`: measures loss and accuracy of saved weights on a split, overall and by class.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Error, Result, anyhow, ensure};
-use datasets::{DatasetError, ImageDataset};
+use datasets::{DatasetError, Samples, Splits};
 use distributed::watchdog::Phase;
 use records::EvaluationByClass;
 
 use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Family, WeightSource, timeout};
 use crate::measure::gather::found_by_root;
-use crate::model::data::{self, OpenedSplit};
-use crate::model::family::{ModelFamily, ModelRequest, own_data};
-use crate::model::loss;
-use crate::run::checkpoint::ModelInput;
+use crate::model::data;
+use crate::model::family::ModelRequest;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
 use crate::run::saved_model::SavedModel;
+use crate::task::{ModelInput, Opening, Purpose, Setup, Task};
 use crate::world::ranks::World;
 
 /// Remedy if the classes differ from those of the training.
@@ -26,8 +27,8 @@ const CHANGED_CLASSES: &str = "give data with the class names of the training, o
 /// # Errors
 /// If flags contradict each other or differ between ranks, or weights or data cannot be read. Also
 /// if the classes differ from those of the checkpoint.
-pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass> {
-    let family = Family::of::<F>();
+pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass> {
+    let family = Family::of::<T>();
     let communicator = &*world.communicator;
     let weights = EvalConfig::weights(args)?;
     // A weights file needs only the flags, so usage errors are reported before any file is read.
@@ -53,59 +54,56 @@ pub fn eval<F: ModelFamily>(args: &EvalArgs, world: &World) -> Result<Evaluation
     identity::compare(config.shared_settings(), communicator)?;
     let (device, _) = world.prepare_compute(&config.compute)?;
     world.rank_status.enter(Phase::Data);
-    let input = saved.state.as_ref().map(|state| &state.input);
-    let known = input.map(|input| input.class_names.len());
-    // Without class names, labels are compared by position.
-    let classes = input
-        .filter(|_| !config.allow_changed_classes)
-        .map(|input| &input.class_names[..]);
-    let (
-        split,
-        OpenedSplit {
-            samples,
-            normalization,
-        },
-    ) = open::<F>(&config, classes, world).map_err(|error| explained(error, classes.is_some()))?;
+    let input = saved.state.as_ref().and_then(|state| state.input.as_ref());
+    let by_name = input.is_some() && !config.allow_changed_classes;
+    let model_args: T::Args = config.model.read()?;
+    let (split, samples) =
+        open::<T>(&config, &model_args, input, world).map_err(|error| explained(error, by_name))?;
     data::share_checksums(&[&samples], config.data.folder(), communicator)?;
     let facts = [("split", split.clone()), ("images", samples.checksum())];
     identity::compare(
         facts.map(|(what, value)| (what.to_owned(), value)).to_vec(),
         communicator,
     )?;
-    if let Some(input) = input {
-        check_input(input, &*samples, &config, world)?;
+    let now = T::input(&Splits {
+        train: Arc::clone(&samples),
+        val: None,
+        test: None,
+        notes: Vec::new(),
+    });
+    if let (Some(input), Some(now)) = (input, &now) {
+        check_input(input, now, &config, world)?;
     }
-    let num_classes = known.unwrap_or_else(|| samples.class_names().len());
-    let in_channels = samples.image_shape().channels;
+    let known = input.or(now.as_ref());
+    let names = known.map_or(&[][..], |input| &input.class_names);
     let request = ModelRequest {
-        in_channels,
-        ..ModelRequest::new(num_classes, &config.compute, &device)
+        in_channels: now.as_ref().map_or(0, |input| input.channels),
+        ..ModelRequest::new(names.len(), &config.compute, &device)
     };
-    let model = saved.model::<F>(&config.model, &request, world)?;
+    let setup = Setup {
+        purpose: Purpose::Eval(&config),
+        samples: &*samples,
+        input,
+        device: &device,
+    };
+    let task = Arc::new(T::new(&model_args, &setup)?);
+    let model = saved.model(&*task, &model_args, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {
         micro_batch_size: config.batch_size_per_rank,
         loader_threads: config.data.loader_threads,
         input: config.compute.input,
-        loss: F::loss(&config.model.read()?, loss::cross_entropy(&config.compute)),
-        metrics: F::metrics(&config.model.read()?, request.num_classes),
         reporter: world.reporter.clone(),
     };
-    // The network was trained with this normalisation.
-    let of_training = input
-        .filter(|_| args.data.normalize_mean.is_none())
-        .map(ModelInput::normalization);
-    let normalization = of_training.unwrap_or(normalization);
     let evaluation = evaluate(
+        &task,
         &model,
         &samples,
-        &normalization,
         &how,
         communicator,
         &device,
         &world.stop,
     )?;
-    let names = input.map_or(samples.class_names(), |input| &input.class_names);
     let result = evaluation
         .by_class((&split, None), &*samples, names, communicator)?
         .context("eval: stopped by a signal before all images were measured")?;
@@ -134,17 +132,20 @@ fn explained(error: Error, by_name: bool) -> Error {
 
 /// Opens the first candidate split that exists and has labels. Returns its name, too.
 /// Collective: all ranks.
-fn open<F: ModelFamily>(
+fn open<T: Task>(
     config: &EvalConfig,
-    classes: Option<&[String]>,
+    args: &T::Args,
+    input: Option<&ModelInput>,
     world: &World,
-) -> Result<(String, OpenedSplit)> {
+) -> Result<(String, Arc<T::Samples>)> {
+    let opening = Opening {
+        purpose: Purpose::Eval(config),
+        communicator: &*world.communicator,
+        reporter: &world.reporter,
+    };
     let mut last: Option<Error> = None;
     for name in &config.candidates {
-        let own = own_data::<F>(&config.model);
-        let communicator = &*world.communicator;
-        let opened = data::open_split(config, own, name, classes, communicator, &world.reporter);
-        let error = match opened {
+        let error = match T::open_split(args, name, input, &opening) {
             Ok(Some(opened)) => return Ok((name.clone(), opened)),
             Ok(None) => anyhow!(
                 "--split: --dataset {} has no such split (expected train or test, got {name})",
@@ -169,31 +170,31 @@ fn open<F: ModelFamily>(
 /// Checks that the labels of the split and the logits of the model refer to the same classes.
 fn check_input(
     input: &ModelInput,
-    test: &dyn ImageDataset,
+    now: &ModelInput,
     config: &EvalConfig,
     world: &World,
 ) -> Result<()> {
-    let channels = test.image_shape().channels;
+    let channels = now.channels;
     ensure!(
         channels == input.channels,
         "eval: expected images of {} channels, got {channels}",
         input.channels
     );
-    let height = test.image_shape().height;
-    let width = test.image_shape().width;
+    let height = now.height;
+    let width = now.width;
     if (height, width) != (input.height, input.width) {
         world.reporter.warn(&format!(
             "eval: images of {height}x{width} pixels, the training's were {}x{}; --image-size or --resolution say which",
             input.height, input.width
         ));
     }
-    let Some(other) = input.other_class(test.class_names()) else {
+    let Some(other) = input.other_class(&now.class_names) else {
         return Ok(());
     };
     let change = format!("eval: the classes are not those of the training: {other}");
     ensure!(config.allow_changed_classes, "{change}; {CHANGED_CLASSES}");
     ensure!(
-        test.class_names().len() <= input.class_names.len(),
+        now.class_names.len() <= input.class_names.len(),
         "{change}; the network has no answer for the further classes"
     );
     world.reporter.warn(&format!(

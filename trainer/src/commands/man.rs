@@ -15,7 +15,7 @@ use clap_complete::aot;
 use cluster::output::unless_reader_left;
 
 use crate::config::cli::{CliOf, CompletionsArgs, ManArgs};
-use crate::model::family::ModelFamily;
+use crate::task::Task;
 
 const FLAGS_PAGE: &str = "flags.md";
 
@@ -23,9 +23,9 @@ const FLAGS_PAGE: &str = "flags.md";
 ///
 /// # Errors
 /// If standard output cannot be written.
-pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
+pub fn completions<T: Task>(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
-    let mut definitions = CliOf::<F::Args>::definitions();
+    let mut definitions = CliOf::<T::Args>::definitions();
     let program = definitions.get_name().to_owned();
     aot::generate(args.shell, &mut definitions, program, &mut script);
     unless_reader_left(io::stdout().write_all(&script)).context("completions: standard output")
@@ -35,11 +35,11 @@ pub fn completions<F: ModelFamily>(args: &CompletionsArgs) -> Result<()> {
 ///
 /// # Errors
 /// If the directory cannot be created or written.
-pub fn man<F: ModelFamily>(args: &ManArgs) -> Result<()> {
+pub fn man<T: Task>(args: &ManArgs) -> Result<()> {
     let directory = &args.directory;
     let named = || format!("man pages: {}", directory.display());
     fs::create_dir_all(directory).with_context(named)?;
-    let definitions = CliOf::<F::Args>::definitions();
+    let definitions = CliOf::<T::Args>::definitions();
     if args.markdown {
         return fs::write(directory.join(FLAGS_PAGE), markdown(definitions)).with_context(named);
     }

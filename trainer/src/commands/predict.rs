@@ -20,8 +20,9 @@ use crate::config::cli::PredictArgs;
 use crate::config::{Family, InputKind, WeightSource, invalid};
 use crate::measure::report::printable;
 use crate::model::family::{ModelFamily, ModelRequest};
-use crate::model::{ImageClassifier, data};
+use crate::model::{ImageClassifier, data, loss};
 use crate::run::saved_model::SavedModel;
+use crate::task::Classification;
 use crate::world::ranks::World;
 
 /// Output of `--json`: one entry per image.
@@ -74,22 +75,27 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     if args.top == 0 {
         return Err(invalid("--top", "at least 1", 0).into());
     }
-    let compute = args.compute.decide_for(&Family::of::<F>())?;
+    let compute = args
+        .compute
+        .decide_for(&Family::of::<Classification<F>>())?;
     let (device, _) = world.prepare_compute(&compute)?;
     let saved = SavedModel::find(&WeightSource::Checkpoint(args.checkpoint.clone()), world)?;
     let trained = saved
         .trained()?
         .context("predict: the checkpoint has no configuration")?;
-    let input = &saved
-        .state
-        .as_ref()
-        .context("predict: the checkpoint has no description of its input")?
-        .input;
+    let state = saved.state.as_ref();
+    let input = state
+        .and_then(|state| state.input.as_ref())
+        .context("predict: the checkpoint has no description of its input")?;
     let request = ModelRequest {
         in_channels: input.channels,
         ..ModelRequest::new(input.class_names.len(), &compute, &device)
     };
-    let model = saved.model::<F>(&trained.model_of(&Family::of::<F>())?, &request, world)?;
+    let model_args: F::Args = trained
+        .model_of(&Family::of::<Classification<F>>())?
+        .read()?;
+    let task = Classification::<F>::with(loss::cross_entropy(&compute), Vec::new());
+    let model = saved.model(&task, &model_args, &request, world)?;
     let shape = ImageShape {
         height: input.height,
         width: input.width,

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::bench::print;
 use crate::config::cli::PredictScalingArgs;
 use crate::config::{BenchConfig, Family, NamedNetwork, ProfileSource, ScalingConfig, ScalingKind};
-use crate::model::family::ModelFamily;
+use crate::task::Task;
 use crate::tools::bench::measure;
 use crate::tools::predict_scaling::{
     Measured, forecast, forecast_lines, measured_lines, published_lines, read_measured,
@@ -37,16 +37,16 @@ struct All {
 /// # Errors
 /// If flags contradict each other, there are several ranks, a file cannot be read or written, or a
 /// step fails.
-pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World) -> Result<()> {
+pub fn predict_scaling<T: Task>(args: &PredictScalingArgs, world: &World) -> Result<()> {
     let world_size = world.communicator.world_size();
-    let config = ScalingConfig::resolve(args, &Family::of::<F>(), world_size)?;
+    let config = ScalingConfig::resolve(args, &Family::of::<T>(), world_size)?;
     let published = if args.published {
         simulate::published_answers()?
     } else {
         Vec::new()
     };
     let predictions = match &config {
-        Some(config) => predict::<F>(config, &published, world)?,
+        Some(config) => predict::<T>(config, &published, world)?,
         None => Vec::new(),
     };
     let measured = match &args.measured {
@@ -68,7 +68,7 @@ pub fn predict_scaling<F: ModelFamily>(args: &PredictScalingArgs, world: &World)
 }
 
 /// Predicts for every network, and writes the output.
-fn predict<F: ModelFamily>(
+fn predict<T: Task>(
     config: &ScalingConfig,
     published: &[PublishedFigure],
     world: &World,
@@ -82,7 +82,7 @@ fn predict<F: ModelFamily>(
         .iter()
         .flatten()
         .try_for_each(|path| records::file::check_replaceable(path))?;
-    let profiles = profiles::<F>(config, world)?;
+    let profiles = profiles::<T>(config, world)?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
         let mut forecast = forecast(
@@ -128,7 +128,7 @@ fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf
     Some(path.with_file_name(format!("{stem}-{name}{ending}")))
 }
 
-fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
+fn profiles<T: Task>(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
     match &config.profile {
         ProfileSource::Files(paths) => {
             let profiles = paths
@@ -141,14 +141,14 @@ fn profiles<F: ModelFamily>(config: &ScalingConfig, world: &World) -> Result<Vec
             Ok(profiles)
         }
         ProfileSource::Measured(bench) => {
-            let mut profiles = vec![measured::<F>(bench, world)?];
+            let mut profiles = vec![measured::<T>(bench, world)?];
             if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank > 1 {
                 let batch_size_per_rank = bench.batch_size_per_rank.div_ceil(SECOND_BATCH);
                 let bench = BenchConfig {
                     batch_size_per_rank,
                     ..(**bench).clone()
                 };
-                profiles.push(measured::<F>(&bench, world)?);
+                profiles.push(measured::<T>(&bench, world)?);
             }
             Ok(profiles)
         }
@@ -194,9 +194,9 @@ fn expect_pair(
     Ok(())
 }
 
-fn measured<F: ModelFamily>(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {
+fn measured<T: Task>(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {
     let measurement =
-        measure::<F>(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
+        measure::<T>(bench, world)?.context("predict-scaling: the only rank measured nothing")?;
     print(&measurement, world);
     Ok(measurement.profile)
 }

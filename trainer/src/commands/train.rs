@@ -11,30 +11,26 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Error, Result, bail, ensure};
 use burn::tensor::Device;
 use burn_resnet::Head;
-use datasets::DatasetSplits;
+use datasets::{Samples, Splits};
 use distributed::communicator::{Launcher, scheduler_job};
 use distributed::replica::ParameterLayout;
 use distributed::{Communicator, ROOT, watchdog};
 use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;
-use crate::config::{
-    BatchNormKind, ConfigError, Family, LossChoice, OptimizerChoice, TrainConfig, timeout,
-};
+use crate::config::{BatchNormKind, ConfigError, Family, OptimizerChoice, TrainConfig, timeout};
 use crate::measure::gather;
 use crate::measure::manifest;
 use crate::measure::report::lines;
 use crate::measure::trace;
-use crate::model::ImageClassifier;
 use crate::model::data;
-use crate::model::family::{ModelFamily, ModelRequest, build, own_data};
-use crate::model::loss;
+use crate::model::family::ModelRequest;
 use crate::model::network::load_weights_with_report;
 use crate::model::parts;
 use crate::run::best::BestRule;
-use crate::run::checkpoint::{CheckpointStore, ModelInput, Progress};
+use crate::run::checkpoint::{CheckpointStore, Progress};
 use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory};
-use crate::run::head::{class_weights, facts};
+use crate::run::head::facts;
 use crate::run::identity;
 use crate::run::resumption::Resumption;
 use crate::run::session::Session;
@@ -42,6 +38,7 @@ use crate::run::tensorboard;
 use crate::run::train::{Outcome, fit};
 use crate::step;
 use crate::step::CustomOptimizer;
+use crate::task::{ModelInput, Opening, Purpose, Setup, Task, build};
 use crate::world::ranks::{Role, World};
 
 /// Trains the configured model.
@@ -53,12 +50,12 @@ use crate::world::ranks::{Role, World};
 /// # Errors
 /// If the flags contradict each other or have no effect on this model, or training fails.
 // tidy: long function because the checks before a start have a fixed order
-pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<F::Model>> {
+pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Model>> {
     let communicator = &*world.communicator;
     let reporter = &world.reporter;
     // Watch the read of a saved configuration, too, although its timeout may differ.
     let watchdog = world.watch(timeout(args.sync.timeout)?)?;
-    let config = resolve(args, &Family::of::<F>(), world)?;
+    let config = resolve(args, &Family::of::<T>(), world)?;
     watchdog
         .iter()
         .for_each(|watchdog| watchdog.set_timeout(config.sync.timeout()));
@@ -66,19 +63,18 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     // Compare the settings before the first step that makes ranks wait for each other.
     identity::compare(config.shared_settings(), communicator)?;
     world.rank_status.enter(watchdog::Phase::Opening);
-    let seed = config.run.seed;
-    let own = own_data::<F>(&config.model);
-    let data = data::open(
-        &config.data,
-        &config.train_split,
-        seed,
-        own,
+    let model_args: T::Args = config.model.read()?;
+    let purpose = Purpose::Train(&config);
+    let opening = Opening {
+        purpose,
         communicator,
         reporter,
-    )?;
+    };
+    let data = T::open(&model_args, &opening)?;
     identity::check(&config, &data, communicator, reporter)?;
-    if config.run.output_dir.is_some() {
-        ModelInput::of(&data)
+    let input = T::input(&data);
+    if let (Some(input), Some(_)) = (&input, &config.run.output_dir) {
+        input
             .check()
             .context("--output-dir: expected data that a checkpoint can describe")?;
     }
@@ -92,40 +88,41 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     );
     let training_device = device.clone().autodiff();
     let request = ModelRequest {
-        num_classes: data.train.class_names().len(),
-        in_channels: data.train.image_shape().channels,
+        num_classes: input.as_ref().map_or(0, |input| input.class_names.len()),
+        in_channels: input.as_ref().map_or(0, |input| input.channels),
         seed: config.run.seed,
         zero_gamma: config.run.zero_gamma.unwrap_or(false),
         compute: &config.compute,
         device: &training_device,
     };
-    let class_weights = class_weights(&config, &data)?;
+    let setup = Setup {
+        purpose,
+        samples: &*data.train,
+        input: None,
+        device: &device,
+    };
+    let task = Arc::new(T::new(&model_args, &setup)?);
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
-    let model = initial_model::<F>(&config, &request, goes_on, world)?;
+    let model = initial_model(&*task, (&config, &model_args), &request, goes_on, world)?;
     let own_files: Vec<PathBuf> = match &config.run.output_dir {
         Some(directory) => FILES.iter().map(|name| directory.join(name)).collect(),
         None => Vec::new(),
     };
     trace::check(config.sync.trace.as_deref(), &own_files, communicator)?;
-    let custom_optimizer = custom_optimizer::<F>(&config)?;
-
-    let configured = loss::configured(
-        &config.optimizer.loss,
-        class_weights.as_deref(),
-        &config.compute,
-    );
-    let loss = F::loss(&config.model.read()?, Arc::clone(&configured));
-    let is_used = Arc::strong_count(&configured) > 1;
-    let takes_mixed = || loss::takes_mixed_targets(&*loss, request.num_classes, &device);
-    expect_options_of_loss::<F>(&config, is_used, takes_mixed)?;
-    let metrics = F::metrics(&config.model.read()?, request.num_classes);
+    let custom_optimizer = custom_optimizer::<T>(&config, &model_args)?;
     let split = if data.val.is_some() { "val" } else { "test" };
     let monitor = config.run.monitor.as_ref();
     let patience = config.run.patience;
-    let has_own_loss = !Arc::ptr_eq(&loss, &configured);
-    let (best_rule, other_split) = BestRule::new(monitor, patience, split, has_own_loss, &metrics)?;
+    let figures = task.ranked_figures();
+    let (best_rule, other_split) = BestRule::new(monitor, patience, split, task.goal(), &figures)?;
 
-    let (directory, resumption) = accept(&config, &data, args.allow_changed_data, world)?;
+    let (directory, resumption) = accept(
+        &config,
+        &data,
+        input.as_ref(),
+        args.allow_changed_data,
+        world,
+    )?;
     let config = match &resumption {
         Some(resumption) => config.clone().begun_as(&resumption.before),
         None => config.clone(),
@@ -144,12 +141,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     {
         directory.begin(&config, &manifest, false)?;
     }
-    let facts = facts(
-        &manifest,
-        directory.as_ref(),
-        &best_rule,
-        class_weights.as_deref(),
-    );
+    let mut facts = facts(&manifest, directory.as_ref(), &best_rule);
+    facts.extend(task.facts());
     reporter.notes(&lines::configuration(&config, &facts));
     other_split
         .iter()
@@ -186,10 +179,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
     let session = Session {
         config: &config,
         custom_optimizer,
-        loss,
-        class_weights: class_weights.unwrap_or_default(),
+        task,
         best_rule,
-        metrics,
         ema_decay: config.optimizer.ema_decay,
         data: &data,
         communicator: workers,
@@ -230,7 +221,8 @@ pub fn train<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<Outcome<
 /// Root sends its verdict to all ranks.
 fn accept(
     config: &TrainConfig,
-    data: &DatasetSplits,
+    data: &Splits<impl Samples>,
+    input: Option<&ModelInput>,
     allow_changed_data: bool,
     world: &World,
 ) -> Result<(Option<RunDirectory>, Option<Resumption>)> {
@@ -247,7 +239,7 @@ fn accept(
         }
         let directory = RunDirectory::lock(config, &holder(communicator))?;
         let resumption = if config.resume {
-            Resumption::find(&directory, config, data, allow_changed_data)?
+            Resumption::find(&directory, config, (data, input), allow_changed_data)?
         } else {
             None
         };
@@ -280,15 +272,16 @@ fn has_checkpoint(config: &TrainConfig) -> Result<bool> {
 
 /// Returns the initial model: random from its seed, or with the weights of `--weights` unless the
 /// run resumes.
-fn initial_model<F: ModelFamily>(
-    config: &TrainConfig,
+fn initial_model<T: Task>(
+    task: &T,
+    (config, args): (&TrainConfig, &T::Args),
     request: &ModelRequest<'_>,
     goes_on: bool,
     world: &World,
-) -> Result<F::Model> {
-    let model = build::<F>(&config.model, request)?;
+) -> Result<T::Model> {
+    let model = build(task, args, request)?;
     ensure!(
-        config.batch.batch_norm == BatchNormKind::Local || model.supports_pass_context(),
+        config.batch.batch_norm == BatchNormKind::Local || task.supports_pass_context(&model),
         "--batch-norm sync: this model has no synchronised norm, expected one that supports_pass_context; use --batch-norm local"
     );
     let model = match &config.run.weights {
@@ -330,55 +323,17 @@ fn initial_model<F: ModelFamily>(
 }
 
 /// Returns the optimizer of the model family, with `--optimizer custom`.
-fn custom_optimizer<F: ModelFamily>(config: &TrainConfig) -> Result<Option<CustomOptimizer>> {
+fn custom_optimizer<T: Task>(
+    config: &TrainConfig,
+    args: &T::Args,
+) -> Result<Option<CustomOptimizer>> {
     if config.optimizer.optimizer != OptimizerChoice::Custom {
         return Ok(None);
     }
-    let own = F::optimizer(&config.model.read()?).context(
+    let own = T::optimizer(args).context(
         "--optimizer custom: expected a program whose model family brings an optimizer, got none; choose one of sgd, adamw, lars, lamb",
     )?;
     Ok(Some(CustomOptimizer(own)))
-}
-
-/// Checks that a custom loss uses the options of losses, and mixed images. `is_configured`: the
-/// loss uses the configured loss.
-///
-/// # Errors
-/// If an option would have no effect on a custom loss.
-fn expect_options_of_loss<F: ModelFamily>(
-    config: &TrainConfig,
-    is_configured: bool,
-    takes_mixed: impl FnOnce() -> bool,
-) -> Result<()> {
-    let custom = format!("the custom loss of the model family {}", F::NAME);
-    let of_loss = match &config.optimizer.loss {
-        LossChoice::BinaryCrossEntropy => Some("--loss"),
-        LossChoice::CrossEntropy {
-            label_smoothing, ..
-        } if *label_smoothing != 0.0 => Some("--label-smoothing"),
-        LossChoice::CrossEntropy { class_weights, .. } => {
-            class_weights.as_ref().map(|_| "--class-weights")
-        }
-    };
-    if let Some(option) = of_loss
-        && !is_configured
-    {
-        bail!(
-            "{option}: no effect, since {custom} does not use the configured one. Remove {option}, or wrap \
-             the loss that `ModelFamily::loss` is given"
-        );
-    }
-    let split = &config.train_split;
-    let mixing = [("--mixup", split.mixup), ("--cutmix", split.cutmix)];
-    if let Some((option, _)) = mixing.iter().find(|(_, alpha)| alpha.is_some())
-        && !takes_mixed()
-    {
-        bail!(
-            "{option}: {custom} ignores `Targets::mixed`, so mixed images would count as their first class. \
-             Remove {option}, or use both classes in the loss"
-        );
-    }
-    Ok(())
 }
 
 /// Returns a description of this process for others that want its output directory.
@@ -435,7 +390,7 @@ fn saved_options(directory: &Path) -> Result<Option<String>> {
 /// Returns the manifest of this launch. Collective: gathers the machines of the ranks.
 fn manifest(
     config: &TrainConfig,
-    data: &DatasetSplits,
+    data: &Splits<impl Samples>,
     communicator: &dyn Communicator,
     threads_per_rank: usize,
     device: &Device,
@@ -501,12 +456,12 @@ fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Sum
 ///
 /// # Errors
 /// If the flags contradict each other, or standard output cannot be written.
-pub fn config<F: ModelFamily>(args: &TrainArgs, world: &World) -> Result<()> {
+pub fn config<T: Task>(args: &TrainArgs, world: &World) -> Result<()> {
     let launcher = Launcher::detect_from_environment()?;
     let num_ranks = launcher
         .as_ref()
         .map_or(1, |launcher| launcher.num_tasks.max(1));
-    let config = TrainConfig::resolve_for(&Family::of::<F>(), args, num_ranks)?;
+    let config = TrainConfig::resolve_for(&Family::of::<T>(), args, num_ranks)?;
     if launcher
         .and_then(|launcher| launcher.rank)
         .is_some_and(|rank| rank != ROOT)

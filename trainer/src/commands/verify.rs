@@ -10,6 +10,7 @@ use crate::config::cli::VerifyArgs;
 use crate::config::{Family, invalid};
 use crate::measure::report::ConsoleLook;
 use crate::model::network::ResNetFamily;
+use crate::task::Classification;
 use crate::tools::check::{self, Checked, Verdict};
 use crate::tools::verify;
 use crate::world::ranks::World;
@@ -38,7 +39,14 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         reporter.note(&format!("               in {:.1} s", checked.seconds));
     };
     reporter.note(&check::header());
-    let verification = verify::verify(args, compute, world, train::<ResNetFamily>, begin, end)?;
+    let verification = verify::verify(
+        args,
+        compute,
+        world,
+        train::<Classification<ResNetFamily>>,
+        begin,
+        end,
+    )?;
     let meanings = [
         "the device computes what the reference computes",
         "see the warnings",

@@ -17,10 +17,10 @@ use crate::config::cli::{TrainArgs, VerifyRunArgs};
 use crate::config::{ConfigError, Family, SyncMethod, TrainConfig, invalid};
 use crate::measure::gather::found_by_root;
 use crate::measure::report::{ConsoleLook, Reporter};
-use crate::model::family::ModelFamily;
 use crate::run::directory::{HASHES, RUN_TOML, session_path};
 use crate::run::step_hashes;
 use crate::step::sync_plan::{averages_early, staleness};
+use crate::task::Task;
 use crate::tools::verify_run::{Recording, compare};
 use crate::world::ranks::World;
 
@@ -40,14 +40,14 @@ struct Original {
 /// # Errors
 /// If the run recorded no hashes, had another number of ranks or independent ranks, or a step
 /// fails.
-pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result<ExitCode> {
+pub fn verify_run<T: Task>(args: &VerifyRunArgs, world: &World) -> Result<ExitCode> {
     let communicator = &*world.communicator;
     let Original { options, recording } = found_by_root(communicator, || original(&args.run))?;
     let mut flags = TrainArgs::default();
     flags.data.data_dir.clone_from(&args.data_dir);
     let config = TrainConfig::resolve_over(
         &options,
-        &Family::of::<F>(),
+        &Family::of::<T>(),
         &flags,
         communicator.world_size(),
     )?;
@@ -80,7 +80,7 @@ pub fn verify_run<F: ModelFamily>(args: &VerifyRunArgs, world: &World) -> Result
         "repeating {num_steps} steps of {} ...",
         args.run.display()
     ));
-    train::<F>(&repetition(&config, &directory), &quiet)?;
+    train::<T>(&repetition(&config, &directory), &quiet)?;
     let comparison = found_by_root(communicator, || {
         let mut again = Recording {
             manifest: read_json(&directory.join("manifest.json"))?,

@@ -52,6 +52,9 @@ pub struct BenchConfig {
 }
 
 impl BenchConfig {
+    /// Number of different batches.
+    pub const NUM_BATCHES: usize = 4;
+
     /// Resolves the flags of `trainer bench`.
     ///
     /// # Errors

@@ -46,6 +46,9 @@ pub struct EvalConfig {
     pub data: DataSection,
     /// Device and threads.
     pub compute: ComputeSection,
+    /// True if flags replace the normalisation of the training.
+    #[serde(skip)]
+    pub replaces_normalization: bool,
     /// Options of the training images that determine the evaluated split.
     #[serde(skip)]
     pub train_split: TrainSplitSection,
@@ -121,6 +124,7 @@ impl EvalConfig {
             model,
             data,
             compute,
+            replaces_normalization: args.data.normalize_mean.is_some(),
             train_split,
             seed,
             candidates,

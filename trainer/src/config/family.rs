@@ -33,6 +33,8 @@ pub struct Family {
     pub(crate) name: &'static str,
     /// General options that the family supports.
     pub(crate) options: &'static [ModelOption],
+    /// True if the options of labelled images apply.
+    pub(crate) has_images: bool,
     pub(crate) decide: Decide,
 }
 
@@ -41,6 +43,7 @@ impl Family {
     pub const RESNET: Self = Self {
         name: "resnet",
         options: ModelOption::ALL,
+        has_images: true,
         decide: |flags| decided(flags, ModelArgs::fill, ModelArgs::name),
     };
 

@@ -37,9 +37,9 @@ mod sync;
 
 pub use crate::config::choices::{
     Activations, AugmentKind, BatchNormKind, Compression, Convolution, CpuKind, CropScale,
-    DatasetKind, DeviceChoice, Figure, InputKind, Kernels, LossScaling, ModelOption, Monitor,
-    OnBadImage, OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, Recompute,
-    ReductionChoice, SamplerKind, ScalingKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
+    DatasetKind, DeviceChoice, InputKind, Kernels, LossScaling, ModelOption, Monitor, OnBadImage,
+    OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, Recompute, ReductionChoice,
+    SamplerKind, ScalingKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
 };
 pub use batch::BatchSection;
 pub(crate) use commands::file_name;

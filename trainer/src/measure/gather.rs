@@ -5,6 +5,7 @@
 //! Invariant: images/s are global samples divided by the slowest rank's time. The size of a rank's
 //! message does not depend on the number of steps.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -24,20 +25,33 @@ const GATHER_TAG: u16 = 103;
 /// Collective: all ranks, with the same number of further sums.
 pub fn total_scores_with(
     communicator: &dyn Communicator,
-    own: ScoreSums,
+    own: &ScoreSums,
     further: &mut [f64],
 ) -> Result<ScoreSums> {
-    let mut sums = [&[own.loss_sum], &*further].concat();
-    let mut counts = [own.num_samples, own.top1_correct, own.top5_correct];
+    // A rank without samples knows no metrics.
+    let own_names: Vec<&String> = own.metrics.keys().collect();
+    let mut names = BTreeSet::new();
+    for of_rank in communicator.all_gather(&serde_json::to_vec(&own_names)?)? {
+        names.extend(serde_json::from_slice::<Vec<String>>(&of_rank)?);
+    }
+    let metrics = names.iter();
+    let metrics = metrics.map(|name| own.metrics.get(name).copied().unwrap_or(0.0));
+    let mut sums = vec![own.loss_sum, own.weight];
+    sums.extend(metrics);
+    let num_own = sums.len();
+    sums.extend_from_slice(further);
+    let mut counts = [own.num_samples];
     communicator.all_reduce_sum_f64(&mut sums)?;
     communicator.all_reduce_sum_u64(&mut counts)?;
-    let [num_samples, top1_correct, top5_correct] = counts;
-    further.copy_from_slice(&sums[1..]);
+    further.copy_from_slice(&sums[num_own..]);
     Ok(ScoreSums {
         loss_sum: sums[0],
-        num_samples,
-        top1_correct,
-        top5_correct,
+        num_samples: counts[0],
+        weight: sums[1],
+        metrics: names
+            .into_iter()
+            .zip(sums[2..num_own].iter().copied())
+            .collect(),
     })
 }
 

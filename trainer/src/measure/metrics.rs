@@ -12,44 +12,90 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 /// Sums over samples.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "SavedSums")]
 pub struct ScoreSums {
-    /// Sum of the losses, nats.
+    /// Sum of the losses, by default in nats.
     pub loss_sum: f64,
     /// Number of samples.
     pub num_samples: u64,
-    /// Samples whose most likely class was correct.
-    pub top1_correct: u64,
-    /// Samples whose class was among the five most likely.
-    pub top5_correct: u64,
+    /// Sum of the samples' weights, by which the loss is divided.
+    pub weight: f64,
+    /// Sums of the metrics by name, such as the number of correct answers, `top1_correct`.
+    #[serde(flatten)]
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// [`ScoreSums`] as read: without a weight each sample has the weight 1.
+#[derive(Deserialize)]
+struct SavedSums {
+    loss_sum: f64,
+    num_samples: u64,
+    weight: Option<f64>,
+    #[serde(flatten)]
+    metrics: BTreeMap<String, f64>,
+}
+
+impl From<SavedSums> for ScoreSums {
+    fn from(saved: SavedSums) -> Self {
+        Self {
+            loss_sum: saved.loss_sum,
+            num_samples: saved.num_samples,
+            weight: saved.weight.unwrap_or(saved.num_samples as f64),
+            metrics: saved.metrics,
+        }
+    }
 }
 
 impl ScoreSums {
-    /// Returns the mean loss, nats; NaN without samples.
+    /// Returns the mean loss; NaN without samples. Samples without weight have no loss.
     pub fn loss_mean(&self) -> f64 {
-        self.loss_sum / self.num_samples as f64
+        if self.num_samples > 0 && self.weight == 0.0 {
+            0.0
+        } else {
+            self.loss_sum / self.weight
+        }
     }
 
-    /// Returns the share of correct samples, 0..1; NaN without samples.
-    pub fn top1(&self) -> f64 {
-        self.top1_correct as f64 / self.num_samples as f64
+    /// Adds to the sum of a metric.
+    pub fn add(&mut self, metric: &str, value: f64) {
+        match self.metrics.get_mut(metric) {
+            Some(sum) => *sum += value,
+            None => _ = self.metrics.insert(metric.to_owned(), value),
+        }
     }
 
-    /// Returns the share of samples whose class is among the five most likely, 0..1; NaN without
-    /// samples.
-    pub fn top5(&self) -> f64 {
-        self.top5_correct as f64 / self.num_samples as f64
+    /// Returns the sums of metrics whose names begin with `prefix`, in the order of the names.
+    pub fn with_prefix(&self, prefix: &str) -> Vec<f64> {
+        let named = self.metrics.iter();
+        let named = named.filter(|(name, _)| name.starts_with(prefix));
+        named.map(|(_, sum)| *sum).collect()
     }
 
-    /// Returns the means, together with custom metrics; `None` without samples.
+    /// Returns the count of a metric, such as `top1_correct`, if the task has it.
+    pub fn count(&self, metric: &str) -> Option<u64> {
+        self.metrics.get(metric).map(|sum| *sum as u64)
+    }
+
+    /// Returns the share of correct samples, 0..1, if the task has answers and there are samples.
+    pub fn top1(&self) -> Option<f64> {
+        self.share("top1_correct")
+    }
+
+    fn share(&self, metric: &str) -> Option<f64> {
+        let count = self.count(metric).filter(|_| self.num_samples > 0)?;
+        Some(count as f64 / self.num_samples as f64)
+    }
+
+    /// Returns the means, together with other metrics; `None` without samples.
     pub fn evaluation(&self, metrics: BTreeMap<String, f64>) -> Option<Evaluation> {
         (self.num_samples > 0).then(|| Evaluation {
             loss: self.loss_mean(),
             top1: self.top1(),
-            top5: self.top5(),
+            top5: self.share("top5_correct"),
             num_samples: self.num_samples,
-            top1_correct: self.top1_correct,
-            top5_correct: self.top5_correct,
+            top1_correct: self.count("top1_correct"),
+            top5_correct: self.count("top5_correct"),
             metrics,
         })
     }
@@ -59,8 +105,10 @@ impl AddAssign for ScoreSums {
     fn add_assign(&mut self, other: Self) {
         self.loss_sum += other.loss_sum;
         self.num_samples += other.num_samples;
-        self.top1_correct += other.top1_correct;
-        self.top5_correct += other.top5_correct;
+        self.weight += other.weight;
+        for (metric, sum) in &other.metrics {
+            self.add(metric, *sum);
+        }
     }
 }
 
@@ -73,7 +121,7 @@ pub struct StepTraffic {
 }
 
 /// Data of a step's printed line.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepLine {
     /// Epoch, from 0.
     pub epoch: u64,

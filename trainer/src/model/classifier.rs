@@ -7,8 +7,6 @@ use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor, TensorData};
 use burn_resnet::ResNet;
 
-use crate::measure::metrics::ScoreSums;
-
 /// A burn module that maps images to one logit per class.
 pub trait ImageClassifier: Module + 'static {
     /// Returns the logits.
@@ -60,58 +58,6 @@ pub fn expect_logits(logits: Tensor<2>, labels: &[u32]) -> Result<Tensor<2>> {
         labels.len()
     );
     Ok(logits.cast(FloatDType::F32))
-}
-
-/// The results of one batch that a device may still be computing.
-#[derive(Debug)]
-pub struct UnreadScore {
-    logits: TensorData,
-    loss_sum: TensorData,
-    labels: Vec<u32>,
-}
-
-impl UnreadScore {
-    /// Starts the computation on the device without waiting for a GPU. burn copies the results when
-    /// they are read.
-    ///
-    /// # Shapes
-    /// `logits`: `[N, K]`, detached; `loss_sum`: sum over the same samples.
-    pub fn new(logits: Tensor<2>, loss_sum: Tensor<1>, labels: Vec<u32>) -> Self {
-        Self {
-            logits: logits.into_data(),
-            loss_sum: loss_sum.into_data(),
-            labels,
-        }
-    }
-
-    /// Waits for the results.
-    ///
-    /// # Errors
-    /// If the results cannot be read.
-    pub fn read(self) -> Result<ScoreSums> {
-        self.read_with(|_, _| ())
-    }
-
-    /// Does the same as [`read`](Self::read), and passes the logits and label of each sample to
-    /// `also`.
-    ///
-    /// # Errors
-    /// Same as [`read`](Self::read).
-    pub fn read_with(self, mut also: impl FnMut(&[f32], u32)) -> Result<ScoreSums> {
-        let [num_samples, num_classes] = self.logits.shape().dims();
-        let logits = floats(self.logits)?;
-        let (top1_correct, top5_correct) = count_correct(&logits, &self.labels, num_classes);
-        logits
-            .chunks_exact(num_classes)
-            .zip(&self.labels)
-            .for_each(|(row, label)| also(row, *label));
-        Ok(ScoreSums {
-            loss_sum: floats(self.loss_sum)?.into_iter().map(f64::from).sum(),
-            num_samples: num_samples as u64,
-            top1_correct,
-            top5_correct,
-        })
-    }
 }
 
 /// Returns the values of a tensor as f32.

@@ -8,13 +8,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files;
 use datasets::{
     Augment, Cifar, DatasetSplits, ImageDataset, ImageShape, Normalization, RandAugment,
-    ReadConfig, ResizedCrop, ShapesDataset, ShardConfig, ShardPlan, Sizing, Split, Subset,
-    SyntheticConfig, cifar, image_folder, synthetic, tar_shards,
+    ReadConfig, ResizedCrop, Samples, ShapesDataset, ShardConfig, ShardPlan, Sizing, Split, Splits,
+    Subset, SyntheticConfig, cifar, class_sizes, image_folder, synthetic, tar_shards,
 };
 use distributed::Communicator;
 use distributed::communicator::Topology;
@@ -22,7 +22,7 @@ use distributed::communicator::Topology;
 use crate::config::cli::environment;
 use crate::config::{
     AugmentKind, CifarFiles, DataSection, DatasetChoice, EvalConfig, ImageFiles, ImageSize,
-    NormalizationChoice, TrainConfig, TrainSplitSection,
+    LossChoice, NormalizationChoice, TrainConfig, TrainSplitSection,
 };
 use crate::measure::report::Reporter;
 use crate::world::ranks;
@@ -35,11 +35,11 @@ const CROP_PAD: usize = 4;
 ///
 /// # Errors
 /// If the batches of an epoch form no step.
-pub fn steps_per_epoch(config: &TrainConfig, data: &DatasetSplits) -> Result<u64> {
+pub fn steps_per_epoch(config: &TrainConfig, train: &impl Samples) -> Result<u64> {
     let plan = ShardPlan::new(ShardConfig {
         seed: config.run.seed,
         drop_last: config.train_split.drop_last,
-        ..ShardConfig::new(data.train.len(), config.batch.global_batch_size)
+        ..ShardConfig::new(train.len(), config.batch.global_batch_size)
     })?;
     Ok(plan.num_steps() as u64)
 }
@@ -304,7 +304,7 @@ fn normalization(of_data: Normalization, config: &DataSection) -> Normalization 
 }
 
 /// Returns all notes of a data set: notes on unopened splits, then the notes of each split.
-pub fn notes(splits: &DatasetSplits) -> Vec<String> {
+pub fn notes(splits: &Splits<impl Samples>) -> Vec<String> {
     let opened = Split::ALL.into_iter().filter_map(|split| splits.get(split));
     splits
         .notes
@@ -314,7 +314,7 @@ pub fn notes(splits: &DatasetSplits) -> Vec<String> {
         .collect()
 }
 
-fn notes_of(split: &dyn ImageDataset) -> Vec<String> {
+fn notes_of(split: &impl Samples) -> Vec<String> {
     split
         .notes()
         .iter()
@@ -323,7 +323,8 @@ fn notes_of(split: &dyn ImageDataset) -> Vec<String> {
 }
 
 fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
-    notes_of(split).iter().for_each(|note| reporter.note(note));
+    let notes = split.notes().iter();
+    notes.for_each(|note| reporter.note(&format!("{}: {note}", split.name())));
 }
 
 /// Returns the settings for reading images, with the rank's share of its node's memory and CPUs.
@@ -395,7 +396,7 @@ pub fn sizing(size: &ImageSize) -> Sizing {
 /// # Errors
 /// If a collective fails.
 pub fn share_checksums(
-    splits: &[&Arc<dyn ImageDataset>],
+    splits: &[&Arc<impl Samples>],
     folder: Option<&Path>,
     communicator: &dyn Communicator,
 ) -> Result<()> {
@@ -421,6 +422,20 @@ pub fn share_checksums(
         }
     }
     Ok(())
+}
+
+/// Returns a weight for each class, if classes have weights; otherwise none.
+///
+/// # Errors
+/// If the number of weights is not that of the classes.
+pub fn class_weights(config: &TrainConfig, train: &dyn ImageDataset) -> Result<Vec<f64>> {
+    match &config.optimizer.loss {
+        LossChoice::CrossEntropy {
+            class_weights: Some(weights),
+            ..
+        } => weights.of(&class_sizes(train)).map_err(Error::msg),
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// Returns the configured augmentation for the loader.

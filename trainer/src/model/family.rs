@@ -7,19 +7,18 @@
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use clap::Args;
 use datasets::DatasetSplits;
-use distributed::replica::{ParameterLayout, draw_seed};
+use distributed::replica::draw_seed;
 use layers::backend::Computation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::ComputeSection;
-use crate::config::cli::ModelSection;
-use crate::config::{ConfigError, Family, ModelOption, decided, instruction_set};
+use crate::config::{ConfigError, ModelOption, instruction_set};
 use crate::model::ImageClassifier;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
@@ -74,7 +73,7 @@ impl<'a> ModelRequest<'a> {
 
 /// Models that share their flags. [`program`](crate::commands::program::program) is the program of
 /// one family.
-pub trait ModelFamily {
+pub trait ModelFamily: 'static {
     /// Name in checkpoints: letters, digits, `-`, `_` and `.`. Only programs of the same family
     /// read these checkpoints.
     const NAME: &'static str;
@@ -146,69 +145,12 @@ pub trait ModelFamily {
     fn build(args: &Self::Args, request: &ModelRequest<'_>) -> Result<Self::Model>;
 }
 
-impl Family {
-    /// Returns the facts of `F` that a configuration needs.
-    pub fn of<F: ModelFamily>() -> Self {
-        Self {
-            name: F::NAME,
-            options: F::OPTIONS,
-            decide: |flags| decided::<F::Args>(flags, F::fill, F::name),
-        }
-    }
-}
-
 /// Lock for burn's random numbers: a process has one stream, which ranks in threads share.
-static BUILDING: Mutex<()> = Mutex::new(());
-
-/// Returns the model of a decided section, with its weights drawn.
-///
-/// # Errors
-/// If there is no such model, or two of its modules share a parameter.
-pub fn build<F: ModelFamily>(model: &ModelSection, request: &ModelRequest<'_>) -> Result<F::Model> {
-    let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    request.device.seed(request.seed);
-    let model = F::build(&model.read()?, request)?;
-    // burn draws a parameter at its first read: here, in module order.
-    let layout = ParameterLayout::new(&model);
-    ParameterLayout::state(&model);
-    layout.expect_unshared().context("model")?;
-    Ok(model)
-}
+pub(crate) static DRAWING: Mutex<()> = Mutex::new(());
 
 /// Seeds burn's random numbers for a step. The draws of a model, such as dropout, differ between
 /// ranks and steps, and are equal after a resume.
 pub fn seed_draws(device: &Device, (seed, rank): (u64, usize), step: u64) {
-    let _turn = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
     device.seed(draw_seed(seed, rank, step));
-}
-
-/// Opens the data set of `F`, with the flags of a decided section.
-pub fn own_data<F: ModelFamily>(
-    model: &ModelSection,
-) -> impl FnOnce() -> Result<Option<DatasetSplits>> {
-    || F::dataset(&model.read()?)
-}
-
-/// Returns the model of a decided section for a weights file of `num_bytes` bytes. Allocates no
-/// memory for a model that exceeds the file.
-///
-/// # Errors
-/// If there is no such model, or it has more values than the file has bytes.
-pub fn build_within<F: ModelFamily>(
-    num_bytes: u64,
-    model: &ModelSection,
-    request: &ModelRequest<'_>,
-) -> Result<F::Model> {
-    let args: F::Args = model.read()?;
-    if let Some(num_values) = F::num_values(&args, request)? {
-        ensure!(
-            num_values <= num_bytes,
-            "{} for {} classes and {} channels: expected at most {num_bytes} values, as many as the weights file has bytes, \
-             got {num_values}; check that it is a file of weights, the flags of the model and the number of classes",
-            F::name(&args),
-            request.num_classes,
-            request.in_channels
-        );
-    }
-    F::build(&args, request)
 }

@@ -1,7 +1,6 @@
 //! The steps of a loader, uploaded to the device on request or one step ahead by a thread.
 //!
-//! In: steps in host memory. Out: the same steps uploaded, in order. The rest of the work on an
-//! image is done where the image is used ([`DeviceBatch::into_images`]).
+//! In: steps in host memory. Out: the same steps uploaded, in order.
 //! Invariants:
 //! - At most one step is uploaded ahead.
 //! - An error of the loader is returned unchanged at its step.
@@ -15,7 +14,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use burn::tensor::{Device, StreamId};
-use datasets::{DatasetError, DeviceBatch, HostBatch, LoadedStep, threads};
+use datasets::{DatasetError, LoadedStep, Upload, threads};
 
 use crate::config::InputKind;
 
@@ -41,11 +40,11 @@ pub type Loaded<B> = Result<LoadedStep<B>, DatasetError>;
 static UPLOADS: LazyLock<StreamId> = LazyLock::new(StreamId::allocate);
 
 /// The steps of a loader on a device; an error is the last item.
-pub struct Input(Source);
+pub struct Input<B>(Source<B>);
 
-enum Source {
-    OnDemand(Box<dyn Iterator<Item = Loaded<DeviceBatch>>>),
-    Ahead(Ahead<Loaded<DeviceBatch>>),
+enum Source<B> {
+    OnDemand(Box<dyn Iterator<Item = Loaded<B>>>),
+    Ahead(Ahead<Loaded<B>>),
 }
 
 /// A thread that prepares one item ahead.
@@ -56,11 +55,11 @@ struct Ahead<T> {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Input {
+impl<B: Send + 'static> Input<B> {
     /// Uploads `steps` as `kind` specifies: a device that prepares its images gets them one step
     /// ahead. The micro-batches of a step are uploaded together.
-    pub fn start(
-        steps: impl Iterator<Item = Loaded<HostBatch>> + Send + 'static,
+    pub fn start<H: Upload<OnDevice = B>>(
+        steps: impl Iterator<Item = Loaded<H>> + Send + 'static,
         kind: InputKind,
         device: &Device,
     ) -> Self {
@@ -80,8 +79,8 @@ impl Input {
     }
 }
 
-impl Iterator for Input {
-    type Item = Loaded<DeviceBatch>;
+impl<B: Send + 'static> Iterator for Input<B> {
+    type Item = Loaded<B>;
 
     /// # Panics
     /// If the upload panics, on this or another thread.
@@ -153,7 +152,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, Instant};
 
-    use datasets::{ImageShape, Pixels};
+    use datasets::{DeviceBatch, HostBatch, ImageShape, MicroBatch, Pixels};
 
     const SHAPE: ImageShape = ImageShape {
         height: 2,
@@ -169,17 +168,16 @@ mod tests {
             indices: vec![step_in_epoch],
             shape: SHAPE,
         };
-        let empty = HostBatch {
-            pixels: Pixels::Normalised(vec![]),
-            labels: vec![],
-            mixed: None,
-            indices: vec![],
-            shape: SHAPE,
+        let micro = |num_samples| MicroBatch {
+            num_samples,
+            weight: num_samples as f64,
+            batch: batch.clone(),
         };
         LoadedStep {
             step_in_epoch,
             global_num_samples: 1,
-            micro_batches: vec![batch, empty],
+            global_weight: 1.0,
+            micro_batches: vec![micro(1), micro(0)],
         }
     }
 
@@ -205,12 +203,12 @@ mod tests {
                     ..
                 } = input.next().unwrap().unwrap();
                 assert_eq!(step_in_epoch, expected);
-                let [full, empty]: [DeviceBatch; 2] = micro_batches.try_into().unwrap();
+                let [full, empty]: [MicroBatch<DeviceBatch>; 2] = micro_batches.try_into().unwrap();
                 assert_eq!(
-                    (full.labels.clone(), empty.num_samples()),
+                    (full.batch.labels.clone(), empty.num_samples),
                     (vec![expected as u32], 0)
                 );
-                let images = full.into_images().images.into_data();
+                let images = full.batch.into_images().images.into_data();
                 assert_eq!(images.as_slice::<f32>().unwrap(), [expected as f32; 4]);
             }
             assert!(input.next().is_none() && input.next().is_none());

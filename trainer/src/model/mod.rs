@@ -10,4 +10,4 @@ pub mod network;
 pub mod parts;
 pub mod schedule;
 
-pub use classifier::{ImageClassifier, UnreadScore, answer, count_correct, expect_logits, floats};
+pub use classifier::{ImageClassifier, answer, count_correct, expect_logits, floats};

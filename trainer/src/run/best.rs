@@ -4,32 +4,31 @@
 //! [`BestRule`].
 //! Invariant: every rank decides by the bits of root.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use distributed::Communicator;
 use records::{Best, Evaluation};
 
-use crate::config::{Figure, Monitor};
+use crate::config::Monitor;
 use crate::measure::gather::from_root;
-use crate::model::metric::Metric;
 use crate::run::checkpoint::Progress;
+use crate::task::Goal;
 
 /// Rule by which evaluations are compared.
 #[derive(Clone, Debug)]
 pub struct BestRule {
     /// The split and the figure, such as `val-top1`.
     pub monitor: String,
-    figure: Figure,
-    lower_is_better: bool,
+    goal: Goal,
     /// Number of evaluations without a better one after which the run ends.
     patience: Option<u64>,
 }
 
 impl BestRule {
     /// Returns the rule of a run that evaluates `split` in its epochs, and a warning if `monitor`
-    /// names another split. Without `--monitor` the rule is the top-1 accuracy, or the loss if the
-    /// program has a custom one.
+    /// names another split. Without `--monitor` the rule is `goal`. `metrics` names the figures
+    /// besides the loss, each with true if lower is better.
     ///
     /// # Errors
     /// If the run does not have the metric, or `monitor` names the test split of a run
@@ -38,38 +37,30 @@ impl BestRule {
         monitor: Option<&Monitor>,
         patience: Option<u64>,
         split: &str,
-        has_own_loss: bool,
-        metrics: &[Arc<dyn Metric>],
+        goal: Goal,
+        metrics: &BTreeMap<String, bool>,
     ) -> Result<(Self, Option<String>)> {
-        let figure = match monitor {
-            Some(monitor) => monitor.figure.clone(),
-            None if has_own_loss => Figure::Loss,
-            None => Figure::Top1,
-        };
-        let lower_is_better = match &figure {
-            Figure::Loss => true,
-            Figure::Top1 => false,
-            Figure::Metric(name) => {
-                let metric = metrics.iter().find(|metric| metric.name() == *name);
-                let known = || {
-                    let names = metrics.iter().map(|metric| metric.name());
-                    let builtin = ["loss", "top1"].map(str::to_owned).into_iter();
-                    let known: Vec<String> = builtin
-                        .chain(names)
-                        .map(|figure| format!("{split}-{figure}"))
-                        .collect();
-                    known.join(", ")
-                };
-                metric
-                    .with_context(|| {
-                        format!(
-                            "--monitor: unknown figure (expected one of {}, got {split}-{name})",
-                            known()
-                        )
-                    })?
-                    .lower_is_better()
+        let goal = match monitor.map(|monitor| &monitor.figure) {
+            None => goal,
+            Some(figure) if figure == "loss" => Goal::min("loss"),
+            Some(figure) => {
+                let lower_is_better = *metrics.get(figure).with_context(|| {
+                    let names = ["loss"]
+                        .into_iter()
+                        .chain(metrics.keys().map(String::as_str));
+                    let known: Vec<String> = names.map(|name| format!("{split}-{name}")).collect();
+                    format!(
+                        "--monitor: unknown figure (expected one of {}, got {split}-{figure})",
+                        known.join(", ")
+                    )
+                })?;
+                Goal {
+                    figure: figure.clone(),
+                    lower_is_better,
+                }
             }
         };
+        let figure = &goal.figure;
         let named = monitor
             .and_then(|monitor| monitor.split.as_deref())
             .filter(|named| *named != split);
@@ -83,8 +74,7 @@ impl BestRule {
         Ok((
             Self {
                 monitor: format!("{split}-{figure}"),
-                figure,
-                lower_is_better,
+                goal,
                 patience,
             },
             warning,
@@ -100,17 +90,18 @@ impl BestRule {
         scores: &Evaluation,
         communicator: &dyn Communicator,
     ) -> Result<bool> {
-        let value = match &self.figure {
-            Figure::Loss => scores.loss,
-            Figure::Top1 => scores.top1,
-            Figure::Metric(name) => scores.metrics.get(name).copied().unwrap_or(f64::NAN),
+        let value = match self.goal.figure.as_str() {
+            "loss" => Some(scores.loss),
+            "top1" => scores.top1,
+            name => scores.metrics.get(name).copied(),
         };
+        let value = value.unwrap_or(f64::NAN);
         // Sums of f64 may differ in the last bit from rank to rank, which would decide a tie
         // differently.
         let of_root = from_root(communicator, &value.to_le_bytes())?;
         let value = of_root.try_into().map_or(value, f64::from_le_bytes);
         let is_better = |best: &Best| {
-            if self.lower_is_better {
+            if self.goal.lower_is_better {
                 value < best.value
             } else {
                 value > best.value
@@ -151,49 +142,17 @@ mod tests {
     use super::*;
     use distributed::communicator::SingleCommunicator;
 
-    #[derive(Debug)]
-    struct Cost;
-
-    impl Metric for Cost {
-        fn name(&self) -> String {
-            "cost".to_owned()
-        }
-
-        fn num_sums(&self) -> usize {
-            1
-        }
-
-        fn add(&self, _: &[f32], _: u32, _: &mut [f64]) {}
-
-        fn value(&self, sums: &[f64]) -> f64 {
-            sums[0]
-        }
-
-        fn lower_is_better(&self) -> bool {
-            true
-        }
-    }
-
-    fn rule(
-        monitor: Option<&str>,
-        split: &str,
-        has_own_loss: bool,
-    ) -> Result<(BestRule, Option<String>)> {
+    fn rule(monitor: Option<&str>, split: &str, goal: Goal) -> Result<(BestRule, Option<String>)> {
         let monitor: Option<Monitor> = monitor.map(|text| text.parse().unwrap());
-        BestRule::new(
-            monitor.as_ref(),
-            Some(2),
-            split,
-            has_own_loss,
-            &[Arc::new(Cost)],
-        )
+        let metrics = [("top1".to_owned(), false), ("cost".to_owned(), true)];
+        BestRule::new(monitor.as_ref(), Some(2), split, goal, &metrics.into())
     }
 
     #[test]
     fn the_best_is_that_of_the_monitored_figure_and_patience_counts_evaluations_since_it() {
         let scores = |loss, top1, cost| Evaluation {
             loss,
-            top1,
+            top1: Some(top1),
             metrics: [("cost".to_owned(), cost)].into(),
             ..Evaluation::default()
         };
@@ -205,24 +164,30 @@ mod tests {
             (2.0, 0.4, 6.0),
             (2.1, 0.3, 9.0),
         ];
-        for (monitor, own_loss, name, best, exhausted) in [
+        for (monitor, goal, name, best, exhausted) in [
             (
                 None,
-                false,
+                Goal::max("top1"),
                 "val-top1",
                 (2, 0.6),
                 vec![false, false, false, false, true],
             ),
             (
                 None,
-                true,
+                Goal::min("loss"),
                 "val-loss",
                 (1, 2.0),
                 vec![false, false, false, true, true],
             ),
-            (Some("val-cost"), true, "val-cost", (3, 6.0), vec![false; 5]),
+            (
+                Some("val-cost"),
+                Goal::min("loss"),
+                "val-cost",
+                (3, 6.0),
+                vec![false; 5],
+            ),
         ] {
-            let (rule, _) = rule(monitor, "val", own_loss).unwrap();
+            let (rule, _) = rule(monitor, "val", goal).unwrap();
             let mut progress = Progress::default();
             let mut seen = Vec::new();
             for (loss, top1, cost) in course {
@@ -244,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_monitor_of_an_absent_split_is_a_warning_and_of_test_in_a_run_with_val_an_error() {
-        let (rule_of_test, warning) = rule(Some("val-loss"), "test", false).unwrap();
+        let (rule_of_test, warning) = rule(Some("val-loss"), "test", Goal::max("top1")).unwrap();
         assert_eq!(rule_of_test.monitor, "test-loss");
         assert!(
             warning
@@ -252,16 +217,16 @@ mod tests {
                 .contains("there is no val split, so test-loss is used")
         );
         assert!(
-            rule(Some("test-loss"), "val", false)
+            rule(Some("test-loss"), "val", Goal::max("top1"))
                 .unwrap_err()
                 .to_string()
                 .contains("expected val-loss")
         );
-        let unknown = rule(Some("val-cots"), "val", false)
+        let unknown = rule(Some("val-cots"), "val", Goal::max("top1"))
             .unwrap_err()
             .to_string();
         assert!(
-            unknown.contains("(expected one of val-loss, val-top1, val-cost, got val-cots)"),
+            unknown.contains("(expected one of val-loss, val-cost, val-top1, got val-cots)"),
             "{unknown}"
         );
         let best = Best {

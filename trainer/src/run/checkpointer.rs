@@ -12,8 +12,9 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use burn::module::Module;
 use burn_resnet::{load_weights, safetensors_bytes};
-use datasets::threads;
+use datasets::{Samples, threads};
 use distributed::ROOT;
 use distributed::gradients::ReductionState;
 use distributed::replica::{
@@ -22,14 +23,14 @@ use distributed::replica::{
 };
 
 use crate::measure::gather::{found_by_root, from_root, to_root};
-use crate::model::ImageClassifier;
 use crate::run::checkpoint::{
-    Checkpoint, CheckpointState, CheckpointStore, FORMAT, ModelInput, Progress, TrainingTensors,
+    Checkpoint, CheckpointState, CheckpointStore, FORMAT, Progress, TrainingTensors,
 };
 use crate::run::directory::CHECKPOINTS;
 use crate::run::session::Session;
 use crate::step::Stepper;
 use crate::step::ema::Ema;
+use crate::task::Task;
 
 /// Tag of messages with a rank's residual.
 const RESIDUAL_TAG: u16 = 104;
@@ -39,16 +40,16 @@ type Writing = Box<dyn FnOnce() -> Result<String> + Send>;
 
 /// Saves and resumes the run of one session; root has the store.
 #[derive(Debug)]
-pub struct Checkpointer<'a> {
-    session: &'a Session<'a>,
+pub struct Checkpointer<'a, T: Task> {
+    session: &'a Session<'a, T>,
     store: Option<CheckpointStore>,
     /// The thread that writes a checkpoint during training.
     writing: Option<JoinHandle<Result<String>>>,
 }
 
-impl<'a> Checkpointer<'a> {
+impl<'a, T: Task> Checkpointer<'a, T> {
     /// Returns a checkpointer that writes to the session's directory.
-    pub fn new(session: &'a Session<'a>) -> Self {
+    pub fn new(session: &'a Session<'a, T>) -> Self {
         let keep = session.config.run.keep_checkpoints;
         Self {
             session,
@@ -70,9 +71,9 @@ impl<'a> Checkpointer<'a> {
     /// # Errors
     /// If root cannot write this checkpoint or could not write the last one, or a
     /// collective fails.
-    pub fn save<M: ImageClassifier>(
+    pub fn save(
         &mut self,
-        stepper: &Stepper<M>,
+        stepper: &Stepper<T>,
         ema: Option<&Ema>,
         progress: &Progress,
     ) -> Result<()> {
@@ -116,7 +117,7 @@ impl<'a> Checkpointer<'a> {
             world_size: communicator.world_size(),
             parameter_hash: fingerprint(&model).to_string(),
             loss_scale: stepper.loss_scale(),
-            input: ModelInput::of(data),
+            input: T::input(data),
             dataset_checksum: data.train.checksum(),
             val_checksum: data.val.as_ref().map(|val| val.checksum()),
             test_checksum: data.test.as_ref().map(|test| test.checksum()),
@@ -175,18 +176,14 @@ impl<'a> Checkpointer<'a> {
     ///
     /// # Errors
     /// If a collective fails.
-    pub fn best_model<M: ImageClassifier>(
-        &self,
-        model: M,
-        progress: &Progress,
-    ) -> Result<(M, u64)> {
+    pub fn best_model(&self, model: T::Model, progress: &Progress) -> Result<(T::Model, u64)> {
         let communicator = &*self.session.communicator;
         let last = progress.epoch.saturating_sub(1);
         let best = match &progress.best {
             Some(best) if best.epoch != last => best.epoch,
             _ => return Ok((model, last)),
         };
-        let read = |store: &CheckpointStore| -> Result<M> {
+        let read = |store: &CheckpointStore| -> Result<T::Model> {
             let found = store.best()?.context("there is no such checkpoint")?;
             let epoch = found.state.progress.best.as_ref().map(|best| best.epoch);
             ensure!(
@@ -222,11 +219,7 @@ impl<'a> Checkpointer<'a> {
     ///
     /// # Errors
     /// If the checkpoint is not one of this model, or cannot be read.
-    pub fn resume<M: ImageClassifier>(
-        &self,
-        stepper: &mut Stepper<M>,
-        ema: Option<&mut Ema>,
-    ) -> Result<Progress> {
+    pub fn resume(&self, stepper: &mut Stepper<T>, ema: Option<&mut Ema>) -> Result<Progress> {
         let reporter = self.session.reporter;
         let communicator = &*self.session.communicator;
         let mut model = stepper.model().clone();
@@ -338,7 +331,7 @@ impl<'a> Checkpointer<'a> {
     }
 }
 
-impl Drop for Checkpointer<'_> {
+impl<T: Task> Drop for Checkpointer<'_, T> {
     fn drop(&mut self) {
         if let Some(thread) = self.writing.take() {
             // An error is being returned already.
@@ -348,7 +341,7 @@ impl Drop for Checkpointer<'_> {
 }
 
 /// Returns the model with these values of `layout`; an error names `what` they are.
-fn with_values<M: ImageClassifier>(
+fn with_values<M: Module>(
     model: M,
     layout: &ParameterLayout,
     values: &[f32],

@@ -7,11 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Result;
+use burn::module::Module;
 use burn::tensor::Device;
-use datasets::{
-    DatasetError, DeviceBatch, ImageBatch, ImageDataset, Loader, LoaderConfig, Normalization,
-    ShardConfig, ShardPlan,
-};
+use datasets::{DatasetError, Loader, LoaderConfig, Samples, ShardConfig, ShardPlan};
 use distributed::replica::average_norm_statistics;
 use distributed::{Communicator, ROOT};
 use records::EvaluationByClass;
@@ -21,10 +19,8 @@ use crate::measure::gather::{to_root, total_scores_with};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::model::input::{Input, Loaded};
-use crate::model::loss::Loss;
-use crate::model::metric::Metric;
-use crate::model::{ImageClassifier, UnreadScore, answer, expect_logits};
 use crate::step::readback::Readback;
+use crate::task::{BatchOf, Scores, Task, UnreadPass};
 use crate::world::stop::StopFlag;
 
 /// Settings of an evaluation.
@@ -35,8 +31,6 @@ pub struct EvaluateConfig {
     /// Number of threads that load ahead; 0 loads in the calling thread.
     pub loader_threads: usize,
     pub input: InputKind,
-    pub loss: Arc<dyn Loss>,
-    pub metrics: Vec<Arc<dyn Metric>>,
     /// Prints the progress of a long evaluation.
     pub reporter: Reporter,
 }
@@ -57,8 +51,8 @@ pub struct Evaluation {
 impl Evaluation {
     /// Returns the means over the split; `None` if a rank interrupted the evaluation.
     pub fn scores(&self) -> Option<records::Evaluation> {
-        self.sums
-            .and_then(|sums| sums.evaluation(self.metrics.clone()))
+        let sums = self.sums.as_ref();
+        sums.and_then(|sums| sums.evaluation(self.metrics.clone()))
     }
 
     /// Returns the record of this evaluation of `(split, epoch)`; `names` are the classes of the
@@ -70,7 +64,7 @@ impl Evaluation {
     pub fn by_class(
         &self,
         (split, epoch): (&str, Option<u64>),
-        dataset: &dyn ImageDataset,
+        dataset: &impl Samples,
         names: &[String],
         communicator: &dyn Communicator,
     ) -> Result<Option<EvaluationByClass>> {
@@ -115,20 +109,27 @@ pub struct UnreadImage {
 ///
 /// # Errors
 /// [`UnreadImage`] on all ranks if one cannot read an image; if a collective fails.
-pub fn evaluate<M: ImageClassifier>(
-    model: &M,
-    dataset: &Arc<dyn ImageDataset>,
-    normalization: &Normalization,
+pub fn evaluate<T: Task>(
+    task: &Arc<T>,
+    model: &T::Model,
+    samples: &Arc<T::Samples>,
     config: &EvaluateConfig,
     communicator: &dyn Communicator,
     device: &Device,
     stop: &StopFlag,
 ) -> Result<Evaluation> {
     let model = average_norm_statistics(model.valid(), communicator)?;
-    let batches = own_batches((dataset, normalization), config, communicator, device)?;
-    let mut sums = Sums::new(&config.metrics);
-    let metrics = config.metrics.clone();
-    let mut readback = Readback::start(move |score: UnreadScore| Sums::read(score, &metrics));
+    let batches = own_batches::<T>(samples, config, communicator, device)?;
+    let empty = || Scores {
+        answers: Some(BTreeMap::new()),
+        ..Scores::default()
+    };
+    let mut scores = empty();
+    let reader = Arc::clone(task);
+    let mut readback = Readback::start(move |pass: UnreadPass| {
+        let mut scores = empty();
+        pass.add_to(&*reader, &mut scores).map(|()| scores)
+    });
     let mut is_interrupted = false;
     let mut unread = None;
     for loaded in batches {
@@ -143,26 +144,28 @@ pub fn evaluate<M: ImageClassifier>(
                 break;
             }
         };
-        for batch in loaded
-            .micro_batches
-            .into_iter()
-            .filter(|batch| !batch.labels.is_empty())
-        {
-            let known = batch.labels.clone();
-            let ImageBatch { images, targets } = batch.into_images();
-            let logits = expect_logits(model.forward(images), &known)?;
-            let loss_sum = config.loss.test_sum(logits.clone(), targets.labels);
+        for micro in loaded.micro_batches {
+            if micro.num_samples == 0 {
+                continue;
+            }
+            let outputs = task.forward(&model, &micro.batch)?;
+            let loss_sum = task.test_loss_sum(&outputs, &micro.batch);
+            let read = task.to_read(&outputs, &micro.batch);
             // Read while the device computes the next batch.
-            readback.send(UnreadScore::new(logits, loss_sum, known));
+            readback.send(UnreadPass::new(
+                read,
+                loss_sum,
+                (micro.num_samples, micro.weight),
+            ));
             if readback.num_unanswered() > 1
                 && let Some(scored) = readback.receive()
             {
-                sums.add(scored?);
+                scores += scored?;
             }
         }
     }
     while let Some(scored) = readback.receive() {
-        sums.add(scored?);
+        scores += scored?;
     }
     let reason = unread.map_or_else(String::new, |error: DatasetError| error.to_string());
     let reasons = communicator.all_gather(reason.as_bytes())?;
@@ -173,99 +176,40 @@ pub fn evaluate<M: ImageClassifier>(
     let mut num_ranks = [u64::from(stop.is_raised()), u64::from(is_interrupted)];
     communicator.all_reduce_sum_u64(&mut num_ranks)?;
     let [stop, is_interrupted] = num_ranks.map(|number| number > 0);
-    let scores = total_scores_with(communicator, sums.scores, &mut sums.of_metrics)?;
+    let sums = total_scores_with(communicator, &scores.sums, &mut [])?;
     Ok(Evaluation {
-        sums: (!is_interrupted).then_some(scores),
-        own_answers: sums.answers,
         metrics: if is_interrupted {
             BTreeMap::new()
         } else {
-            figures(&config.metrics, &sums.of_metrics)
+            task.figures(&sums)
         },
+        sums: (!is_interrupted).then_some(sums),
+        own_answers: scores.answers.unwrap_or_default(),
         stop,
     })
 }
 
 /// Returns the batches of this rank's samples in order, and prints the progress.
-fn own_batches(
-    (dataset, normalization): (&Arc<dyn ImageDataset>, &Normalization),
+fn own_batches<T: Task>(
+    samples: &Arc<T::Samples>,
     config: &EvaluateConfig,
     communicator: &dyn Communicator,
     device: &Device,
-) -> Result<impl Iterator<Item = Loaded<DeviceBatch>> + use<>, DatasetError> {
+) -> Result<impl Iterator<Item = Loaded<BatchOf<T>>> + use<T>, DatasetError> {
     let world_size = communicator.world_size();
     // A batch is not larger than the split.
-    let global_batch_size = config.micro_batch_size.min(dataset.len().max(1)) * world_size;
+    let global_batch_size = config.micro_batch_size.min(samples.len().max(1)) * world_size;
     let plan = ShardPlan::new(ShardConfig {
         shard_index: communicator.rank(),
         num_shards: world_size,
-        ..ShardConfig::new(dataset.len(), global_batch_size)
+        ..ShardConfig::new(samples.len(), global_batch_size)
     })?;
-    let how = LoaderConfig {
-        raw: config.input == InputKind::Device,
-        ..LoaderConfig::new(config.micro_batch_size, normalization.clone())
-            .with_threads(config.loader_threads)
-    };
+    let how = LoaderConfig::new(config.micro_batch_size).with_threads(config.loader_threads);
     let num_steps = plan.num_steps();
-    let loader = Loader::start(Arc::clone(dataset), plan, how);
+    let loader = Loader::start(Arc::clone(samples), plan, how);
     Ok(config.reporter.paced(
         "evaluation",
         ("batch", num_steps),
         Input::start(loader, config.input, device),
     ))
-}
-
-/// Sums over samples.
-struct Sums {
-    scores: ScoreSums,
-    /// Sums of the custom metrics, one after the other.
-    of_metrics: Vec<f64>,
-    /// Number of samples of each (label, answer).
-    answers: BTreeMap<(u32, u32), u64>,
-}
-
-impl Sums {
-    fn new(metrics: &[Arc<dyn Metric>]) -> Self {
-        let len = metrics.iter().map(|metric| metric.num_sums()).sum();
-        Self {
-            scores: ScoreSums::default(),
-            of_metrics: vec![0.0; len],
-            answers: BTreeMap::new(),
-        }
-    }
-
-    /// Returns the sums of one batch.
-    fn read(score: UnreadScore, metrics: &[Arc<dyn Metric>]) -> Result<Self> {
-        let mut sums = Self::new(metrics);
-        sums.scores = score.read_with(|row, label| {
-            let mut rest = &mut *sums.of_metrics;
-            for metric in metrics {
-                let (own, others) = rest.split_at_mut(metric.num_sums());
-                metric.add(row, label, own);
-                rest = others;
-            }
-            *sums.answers.entry((label, answer(row, label))).or_default() += 1;
-        })?;
-        Ok(sums)
-    }
-
-    fn add(&mut self, batch: Self) {
-        self.scores += batch.scores;
-        for (sum, of_batch) in self.of_metrics.iter_mut().zip(batch.of_metrics) {
-            *sum += of_batch;
-        }
-        for (place, count) in batch.answers {
-            *self.answers.entry(place).or_default() += count;
-        }
-    }
-}
-
-fn figures(metrics: &[Arc<dyn Metric>], mut sums: &[f64]) -> BTreeMap<String, f64> {
-    let mut figures = BTreeMap::new();
-    for metric in metrics {
-        let (own, rest) = sums.split_at(metric.num_sums());
-        figures.insert(metric.name(), metric.value(own));
-        sums = rest;
-    }
-    figures
 }

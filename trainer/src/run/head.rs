@@ -2,34 +2,16 @@
 //!
 //! In: the manifest, the splits, the rule of the best model. Out: named facts. Invariant: pure.
 
-use anyhow::{Error, Result};
-use datasets::{DatasetSplits, class_sizes};
 use records::{Manifest, grouped};
 
-use crate::config::{LossChoice, TrainConfig};
 use crate::run::best::BestRule;
 use crate::run::directory::RunDirectory;
-
-/// Returns a weight for each class, if classes have weights.
-pub fn class_weights(config: &TrainConfig, data: &DatasetSplits) -> Result<Option<Vec<f64>>> {
-    match &config.optimizer.loss {
-        LossChoice::CrossEntropy {
-            class_weights: Some(weights),
-            ..
-        } => weights
-            .of(&class_sizes(&*data.train))
-            .map(Some)
-            .map_err(Error::msg),
-        _ => Ok(None),
-    }
-}
 
 /// Returns the facts of a launch, by name.
 pub fn facts(
     manifest: &Manifest,
     directory: Option<&RunDirectory>,
     best_rule: &BestRule,
-    class_weights: Option<&[f64]>,
 ) -> Vec<(&'static str, String)> {
     let data = &manifest.dataset;
     let launch = &manifest.launch;
@@ -67,15 +49,6 @@ pub fn facts(
     ];
     if let Some(directory) = directory {
         facts.push(("output", directory.path().display().to_string()));
-    }
-    if let Some(weights) = class_weights {
-        const NUM_SHOWN: usize = 10;
-        let shown = weights.iter().take(NUM_SHOWN);
-        let shown: Vec<String> = shown.map(|weight| format!("{weight:.4}")).collect();
-        facts.push((
-            "class weights",
-            format!("{} of {} classes", shown.join(" "), weights.len()),
-        ));
     }
     facts
 }

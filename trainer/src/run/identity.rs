@@ -5,10 +5,9 @@
 //! Invariant: compared before the first step.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use datasets::{DatasetSplits, ImageDataset, Split};
+use datasets::{Samples, Split, Splits};
 use distributed::{Communicator, ROOT};
 
 use crate::config::{CpuKind, TrainConfig, instruction_set};
@@ -23,7 +22,7 @@ use crate::world::switches;
 /// If a rank differs, the same on all ranks.
 pub fn check(
     config: &TrainConfig,
-    data: &DatasetSplits,
+    data: &Splits<impl Samples>,
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<()> {
@@ -31,8 +30,7 @@ pub fn check(
         return Ok(());
     }
     let splits = Split::ALL.map(|split| (split, data.get(split)));
-    let there: Vec<&Arc<dyn ImageDataset>> =
-        splits.iter().filter_map(|(_, samples)| *samples).collect();
+    let there: Vec<_> = splits.iter().filter_map(|(_, samples)| *samples).collect();
     data::share_checksums(&there, config.data.folder(), communicator)?;
     let facts = splits.into_iter().flat_map(|(split, samples)| {
         let checksum = samples.map_or(String::new(), |samples| samples.checksum());

@@ -14,6 +14,7 @@ use crate::measure::metrics::StepLine;
 use crate::run::checkpoint::Progress;
 use crate::run::directory::PROGRESS;
 use crate::run::session::Session;
+use crate::task::Task;
 
 /// Time between two writes in one phase.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -36,7 +37,11 @@ pub struct ProgressFile {
 
 impl ProgressFile {
     /// Returns the file of a session that begins at `progress`. Nothing is written yet.
-    pub fn new(session: &Session<'_>, progress: &Progress, steps_per_epoch: u64) -> Self {
+    pub fn new<T: Task>(
+        session: &Session<'_, T>,
+        progress: &Progress,
+        steps_per_epoch: u64,
+    ) -> Self {
         let epochs = session.config.schedule.epochs;
         let has_ended = progress.epoch >= epochs;
         let record = RunProgress {
@@ -67,7 +72,7 @@ impl ProgressFile {
     /// Adds a step, after which the run has done `num_steps`. Returns the time left, on root.
     pub fn step(&mut self, line: &StepLine, num_steps: u64) -> Option<Duration> {
         self.path.as_ref()?;
-        let known = Some(line.scores).filter(|scores| scores.num_samples > 0);
+        let known = Some(&line.scores).filter(|scores| scores.num_samples > 0);
         let record = &mut self.record;
         record.epoch = line.epoch;
         record.step = num_steps;
@@ -76,7 +81,7 @@ impl ProgressFile {
         record.session_steps += 1;
         record.session_seconds = self.start.elapsed().as_secs_f64();
         record.loss = known.map(|scores| scores.loss_mean());
-        record.top1 = known.map(|scores| scores.top1());
+        record.top1 = known.and_then(|scores| scores.top1());
         record.learning_rate = line.learning_rate;
         self.seconds += line.seconds;
         self.images += line.global_num_samples;

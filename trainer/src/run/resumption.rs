@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use datasets::{DatasetSplits, ImageDataset};
+use datasets::{Samples, Splits};
 use distributed::gradients::CompressionKind;
 
 use crate::config::{
@@ -20,6 +20,7 @@ use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{Checkpoint, CheckpointStore, Damaged, Progress};
 use crate::run::directory::{CHECKPOINTS, RunDirectory};
 use crate::step::sync_plan::{averages_early, staleness};
+use crate::task::ModelInput;
 
 /// The option that names the optimizer.
 const OPTIMIZER: &str = "optimizer.optimizer";
@@ -52,7 +53,7 @@ impl Resumption {
     pub fn find(
         directory: &RunDirectory,
         config: &TrainConfig,
-        data: &DatasetSplits,
+        (data, input): (&Splits<impl Samples>, Option<&ModelInput>),
         allow_changed_data: bool,
     ) -> Result<Option<Self>> {
         let keep = config.run.keep_checkpoints;
@@ -68,7 +69,7 @@ impl Resumption {
         let before: TrainConfig = serde_json::from_value(checkpoint.state.config.clone())
             .context("configuration in the checkpoint")?;
         let before = before.with_absolute_paths();
-        let steps_per_epoch = steps_per_epoch(config, data)?;
+        let steps_per_epoch = steps_per_epoch(config, &*data.train)?;
         let averaged_early = averaged_early(&before, &checkpoint.state.progress, steps_per_epoch);
         let mut resumption = Self {
             notes: config.without_effect_on(&before),
@@ -87,6 +88,7 @@ impl Resumption {
             resumption.checkpoint.directory.display()
         );
         resumption.check_config(config)?;
+        resumption.check_classes(input)?;
         resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
         let step = resumption.checkpoint.state.progress.schedule_step();
@@ -134,20 +136,26 @@ impl Resumption {
         Ok(())
     }
 
-    fn check_data(
-        &mut self,
-        config: &TrainConfig,
-        data: &DatasetSplits,
-        allow_changed_data: bool,
-    ) -> Result<()> {
-        let state = &mut self.checkpoint.state;
-        if let Some(other) = state.input.other_class(data.train.class_names()) {
+    fn check_classes(&self, input: Option<&ModelInput>) -> Result<()> {
+        let before = self.checkpoint.state.input.as_ref();
+        let other = before.zip(input);
+        if let Some(other) = other.and_then(|(before, now)| before.other_class(&now.class_names)) {
             bail!(
                 "resume: the classes have changed: {other}. Restore the data, or begin another run from its weights: --weights {} --new-head and another --output-dir",
                 self.checkpoint.model_path().display()
             );
         }
-        let checksum = |split: &Option<Arc<dyn ImageDataset>>| Some(split.as_ref()?.checksum());
+        Ok(())
+    }
+
+    fn check_data<S: Samples>(
+        &mut self,
+        config: &TrainConfig,
+        data: &Splits<S>,
+        allow_changed_data: bool,
+    ) -> Result<()> {
+        let state = &mut self.checkpoint.state;
+        let checksum = |split: &Option<Arc<S>>| Some(split.as_ref()?.checksum());
         let manifest = match config.data.dataset {
             DatasetChoice::Shards(_) => " (a new or removed MANIFEST changes it, too)",
             _ => "",
@@ -187,7 +195,7 @@ impl Resumption {
 
     /// Checks the position on the data of the checkpoint. On changed data, moves it into their
     /// epochs.
-    fn check_position(&mut self, data: &DatasetSplits, steps_per_epoch: u64) -> Result<()> {
+    fn check_position(&mut self, data: &Splits<impl Samples>, steps_per_epoch: u64) -> Result<()> {
         let state = &mut self.checkpoint.state;
         let progress = &mut state.progress;
         if state.dataset_checksum == data.train.checksum() {

@@ -13,12 +13,12 @@ use distributed::ROOT;
 use distributed::replica::broadcast_module;
 use distributed::watchdog::Phase;
 
-use crate::config::cli::ModelSection;
 use crate::config::{TrainConfig, WeightSource};
 use crate::measure::gather::from_root;
-use crate::model::family::{ModelFamily, ModelRequest, build_within};
+use crate::model::family::ModelRequest;
 use crate::model::network::load_weights_with_report;
 use crate::run::checkpoint::{self, CheckpointState};
+use crate::task::{Task, build_within};
 use crate::world::ranks::World;
 
 /// Parameters that were found and are not read yet.
@@ -88,14 +88,15 @@ impl SavedModel {
     ///
     /// # Errors
     /// If the file is too short for such a model, or does not have its tensors.
-    pub fn model<F: ModelFamily>(
+    pub fn model<T: Task>(
         &self,
-        section: &ModelSection,
+        task: &T,
+        args: &T::Args,
         request: &ModelRequest<'_>,
         world: &World,
-    ) -> Result<F::Model> {
+    ) -> Result<T::Model> {
         let mut model =
-            build_within::<F>(self.num_bytes, section, request).with_context(|| self.name())?;
+            build_within(task, self.num_bytes, args, request).with_context(|| self.name())?;
         if world.is_root() {
             model = load_weights_with_report(model, &self.path, Head::OfFile, &world.reporter)?;
         }

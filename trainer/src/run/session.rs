@@ -3,37 +3,32 @@
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use datasets::DatasetSplits;
+use datasets::Splits;
 use distributed::Communicator;
 use distributed::watchdog::RankStatus;
 use records::Manifest;
 
 use crate::config::TrainConfig;
 use crate::measure::report::Reporter;
-use crate::model::loss::Loss;
-use crate::model::metric::Metric;
 use crate::run::best::BestRule;
 use crate::run::directory::RunDirectory;
 use crate::run::resumption::Resumption;
 use crate::step::CustomOptimizer;
+use crate::task::Task;
 use crate::world::stop::StopFlag;
 
 /// One start of a run, without its model.
 #[derive(Debug)]
-pub struct Session<'a> {
+pub struct Session<'a, T: Task> {
     /// The resolved configuration, equal on all ranks.
     pub config: &'a TrainConfig,
     /// Custom optimizer, which replaces that of the configuration.
     pub custom_optimizer: Option<CustomOptimizer>,
-    pub loss: Arc<dyn Loss>,
-    /// Weights of the classes in the training loss; empty without them.
-    pub class_weights: Vec<f64>,
+    pub task: Arc<T>,
     pub best_rule: BestRule,
-    /// Custom metrics of an evaluation.
-    pub metrics: Vec<Arc<dyn Metric>>,
     /// Decay of the averaged parameters, if they are kept: 0 up to but not 1.
     pub ema_decay: Option<f64>,
-    pub data: &'a DatasetSplits,
+    pub data: &'a Splits<T::Samples>,
     /// The ranks that train.
     pub communicator: Arc<dyn Communicator>,
     /// Ranks that train and ranks that only serve parameters, if there are such.
@@ -50,7 +45,7 @@ pub struct Session<'a> {
     pub directory: Option<&'a RunDirectory>,
 }
 
-impl Session<'_> {
+impl<T: Task> Session<'_, T> {
     /// Returns the split that is evaluated in the epochs.
     pub fn evaluated_split(&self) -> &'static str {
         if self.data.val.is_some() {

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use datasets::{DeviceBatch, ImageShape, Normalization, picture};
+use datasets::Picture;
 use distributed::ROOT;
 use distributed::replica::ParameterLayout;
 use records::EpochRecord;
@@ -19,9 +19,7 @@ use crate::measure::event_file::{EventFile, EventValue, Histogram};
 use crate::measure::metrics::StepLine;
 use crate::measure::report::Reporter;
 use crate::run::session::Session;
-
-/// Limit of the images shown of a batch.
-const MOST_IMAGES: usize = 64;
+use crate::task::Task;
 
 /// The event file on root; no file on other ranks and without `--tensorboard`.
 #[derive(Debug)]
@@ -62,7 +60,7 @@ fn directory_in(run_toml: &Path) -> Option<PathBuf> {
 
 impl<'a> Tensorboard<'a> {
     /// Opens the file of a session that continues after `num_steps` steps.
-    pub fn open(session: &Session<'a>, num_steps: u64) -> Self {
+    pub fn open<T: Task>(session: &Session<'a, T>, num_steps: u64) -> Self {
         let reporter = session.reporter;
         let mut file = None;
         if let Some(directory) = &session.config.run.tensorboard
@@ -91,30 +89,12 @@ impl<'a> Tensorboard<'a> {
         self.file.is_some()
     }
 
-    /// Writes the images of root's first batch of a step, as the model sees them.
-    pub fn batch(&mut self, step: u64, batch: &DeviceBatch, normalization: &Normalization) {
-        if !self.is_open() || batch.num_samples() == 0 {
-            return;
-        }
-        let images = batch.clone().into_images().images;
-        let [number, height, width, channels] = images.dims();
-        let shape = ImageShape {
-            height,
-            width,
-            channels,
-        };
-        let num_pixels = number.min(MOST_IMAGES) * height * width * channels;
-        let pixels = images.into_data().convert::<f32>();
-        if let Some(picture) = pixels
-            .as_slice()
-            .ok()
-            .and_then(|pixels| picture(&pixels[..num_pixels], shape, normalization))
-        {
-            self.add(
-                step,
-                vec![("batch/images".to_owned(), EventValue::Picture(picture))],
-            );
-        }
+    /// Writes a picture of root's first batch of a step.
+    pub fn picture(&mut self, step: u64, picture: Picture) {
+        self.add(
+            step,
+            vec![("batch/images".to_owned(), EventValue::Picture(picture))],
+        );
     }
 
     /// Writes the figures of a step.
@@ -128,10 +108,9 @@ impl<'a> Tensorboard<'a> {
             ),
         ];
         if line.scores.num_samples > 0 {
-            values.extend([
-                scalar("step/loss", line.scores.loss_mean()),
-                scalar("step/accuracy", line.scores.top1()),
-            ]);
+            values.push(scalar("step/loss", line.scores.loss_mean()));
+            let top1 = line.scores.top1();
+            values.extend(top1.map(|top1| scalar("step/accuracy", top1)));
         }
         self.add(step, values);
     }
@@ -164,11 +143,16 @@ impl<'a> Tensorboard<'a> {
             .iter()
             .filter_map(|(tag, value)| Some(scalar(tag, (*value)?)))
             .collect();
+        let train = record.train_metrics.iter();
+        values.extend(train.map(|(name, value)| scalar(&format!("train/{name}"), *value)));
         if let Some((split, scores)) = record.evaluation() {
             let mut add =
                 |name: &str, value| values.push(scalar(&format!("{split}/{name}"), value));
             add("loss", scores.loss);
-            add("accuracy", scores.top1);
+            scores
+                .top1
+                .into_iter()
+                .for_each(|top1| add("accuracy", top1));
             for (name, value) in &scores.metrics {
                 add(name, *value);
             }

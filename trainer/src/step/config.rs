@@ -8,7 +8,6 @@ use distributed::replica::ParameterEntry;
 use distributed::watchdog::RankStatus;
 
 use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncConfig, SyncMethod};
-use crate::model::loss::{CrossEntropy, Loss};
 use crate::step::gradient_noise::NoiseBatches;
 use crate::step::host::CustomOptimizer;
 use crate::step::sync_plan::{meets_after, staleness};
@@ -22,10 +21,6 @@ pub struct StepConfig {
     pub rate_factors: Vec<RateFactor>,
     /// Replaces `optimizer`; only if every step sums all gradients.
     pub custom_optimizer: Option<CustomOptimizer>,
-    pub loss: Arc<dyn Loss>,
-    /// Weights of the classes in the loss; a step's mean is over the weights of its samples. Empty
-    /// without weights.
-    pub class_weights: Vec<f64>,
     /// Limit of the mean gradient; only if every step sums all gradients.
     pub clip: Option<Clip>,
     /// Factor on the loss; dynamic only if all ranks sum the gradients of every step.
@@ -47,14 +42,12 @@ pub struct StepConfig {
 }
 
 impl StepConfig {
-    /// Returns the configuration of a step without further options, by cross entropy.
+    /// Returns the configuration of a step without further options.
     pub fn new(optimizer: OptimizerChoice, sync: SyncConfig) -> Self {
         Self {
             optimizer,
             rate_factors: Vec::new(),
             custom_optimizer: None,
-            loss: Arc::new(CrossEntropy::default()),
-            class_weights: Vec::new(),
             clip: None,
             loss_scale: LossScaling::None,
             sync_batch_norm: false,
@@ -64,11 +57,6 @@ impl StepConfig {
             server_link: None,
             rank_status: Arc::default(),
         }
-    }
-
-    /// Returns the sum of the weights of samples of these classes.
-    pub fn weight_sum(&self, classes: impl Iterator<Item = usize>) -> f64 {
-        classes.map(|class| self.class_weights[class]).sum()
     }
 }
 
@@ -93,9 +81,6 @@ pub struct StepContext {
     pub must_sync: bool,
     /// True if [`Stepper::gradients`](super::Stepper::gradients) is called after the step.
     pub keeps_gradients: bool,
-    /// Sum of the class weights of the step's samples over all ranks, if the loss is a mean by
-    /// them.
-    pub weight_sum: Option<f64>,
     /// True if this rank requests that the run stop after the step.
     pub stop: bool,
 }
@@ -147,8 +132,8 @@ pub(super) struct Step {
     pub(super) num_global: usize,
     /// Divisor of this rank's summed losses.
     pub(super) divisor: usize,
-    /// Factor that turns the mean over samples into the mean over their class weights.
-    pub(super) class_factor: Option<f64>,
+    /// Factor that turns the mean over samples into the mean by their weights, unless it is 1.
+    pub(super) weight_factor: Option<f64>,
     /// Factor on the loss that is differentiated, a power of two.
     pub(super) loss_scale: u32,
     /// True if the step is skipped if something is not finite, so that it must not take effect

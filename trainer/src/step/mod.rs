@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Device, Tensor};
-use datasets::{DeviceBatch, HostBatch, ImageBatch, ImageShape, LoadedStep, Pixels};
+use datasets::{LoadedStep, MicroBatch};
 use distributed::gradients::{MicroStepConfig, ReductionState};
 use distributed::replica::{ElementOrder, ParameterLayout, broadcast_module, replace, tensors};
 use distributed::watchdog::Phase;
@@ -47,13 +47,14 @@ use self::norm_reducer::{NormReducer, expect_synchronised};
 use crate::config::{OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
-use crate::model::{ImageClassifier, UnreadScore, expect_logits};
+use crate::task::{BatchOf, Task, UnreadPass};
 
 /// A model in training on one rank.
 #[derive(Debug)]
-pub struct Stepper<M> {
-    model: M,
-    replica: Replica,
+pub struct Stepper<T: Task> {
+    task: Arc<T>,
+    model: T::Model,
+    replica: Replica<T>,
     loss_scale: LossScale,
     statistics: ParameterLayout,
     layout: ParameterLayout,
@@ -69,10 +70,10 @@ pub struct Stepper<M> {
 
 /// The place of gradients and parameters.
 #[derive(Debug)]
-enum Replica {
+enum Replica<T: Task> {
     Host(Box<HostReplica>),
     /// On the device of the only rank.
-    Device(Box<DeviceReplica>),
+    Device(Box<DeviceReplica<T>>),
 }
 
 /// The end of a step.
@@ -100,7 +101,7 @@ pub enum StepOutcome {
     Overflowed(LossScale),
 }
 
-impl<M: ImageClassifier> Stepper<M> {
+impl<T: Task> Stepper<T> {
     /// Copies root's parameters and norm statistics to every rank and plans the buckets. From here
     /// on the process keeps the memory that steps free ([`keep_freed_memory`]). Collective: all
     /// ranks.
@@ -111,7 +112,8 @@ impl<M: ImageClassifier> Stepper<M> {
     /// If the ranks' models differ in structure, options of `config` exclude each other, or
     /// `--batch-norm sync` is given and the model has no norm that supports it.
     pub fn new(
-        model: M,
+        task: Arc<T>,
+        model: T::Model,
         config: StepConfig,
         communicator: Arc<dyn Communicator>,
         device: &Device,
@@ -121,11 +123,13 @@ impl<M: ImageClassifier> Stepper<M> {
         let is_on_device = config.sync.updates_on_device(communicator.world_size());
         check(&config, is_on_device)?;
         let replica = if is_on_device {
-            Replica::Device(Box::new(DeviceReplica::new(&config, &model, device)?))
+            let task = Arc::clone(&task);
+            Replica::Device(Box::new(DeviceReplica::new(task, &config, &model, device)?))
         } else {
             Replica::Host(Box::new(HostReplica::new(&config, &model, &communicator)?))
         };
         let mut stepper = Self {
+            task,
             replica,
             loss_scale: LossScale::new(config.loss_scale),
             statistics: ParameterLayout::statistics(&model),
@@ -144,8 +148,8 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// Takes one step.
     ///
-    /// The gradient is the exact mean over the step's samples, however they are distributed: each
-    /// rank's loss is the sum over its samples divided by the global number of samples, and
+    /// The gradient is the exact mean over the step's samples by their weights, however they are
+    /// distributed: each rank's loss is the sum over its samples divided by the global weight, and
     /// gradients are summed. Local steps and asynchronous servers use the mean over one rank's
     /// samples.
     ///
@@ -160,7 +164,7 @@ impl<M: ImageClassifier> Stepper<M> {
     pub fn step(
         &mut self,
         context: StepContext,
-        loaded: LoadedStep<DeviceBatch>,
+        loaded: LoadedStep<BatchOf<T>>,
         timer: &Timer,
     ) -> Result<StepEnd> {
         timer.begin_step(context.epoch, context.step);
@@ -180,7 +184,7 @@ impl<M: ImageClassifier> Stepper<M> {
         if let Replica::Host(host) = &mut self.replica {
             host.begin(&self.model, &step);
         }
-        for (index, batch) in loaded.micro_batches.into_iter().enumerate() {
+        for (index, micro) in loaded.micro_batches.into_iter().enumerate() {
             let micro_step = MicroStepConfig {
                 // A power of two, so dividing before the sum over the ranks gives the bits of
                 // dividing after it; and the state of compression does not depend on the scale.
@@ -192,12 +196,12 @@ impl<M: ImageClassifier> Stepper<M> {
                     0
                 },
                 is_last: index + 1 == step.num_micro_steps && step.mode.reduces(),
-                // A placeholder's gradients mean nothing: their statistics do not contain it.
-                discard: batch.labels.is_empty(),
+                // The gradients of a foreign sample mean nothing: their statistics do not contain it.
+                discard: micro.num_samples == 0,
             };
             let loss = {
                 let _forward = timer.enter(Phase::Forward);
-                self.forward(batch, &step)?
+                self.forward(micro, &step)?
             };
             let _backward = timer.enter(Phase::Backward);
             self.backward_start = Instant::now();
@@ -237,9 +241,9 @@ impl<M: ImageClassifier> Stepper<M> {
         }
     }
 
-    fn plan(&self, context: StepContext, loaded: &LoadedStep<DeviceBatch>) -> Step {
-        let own_labels = || loaded.micro_batches.iter().flat_map(|batch| &batch.labels);
-        let num_own = own_labels().count();
+    fn plan(&self, context: StepContext, loaded: &LoadedStep<BatchOf<T>>) -> Step {
+        let micro_batches = &loaded.micro_batches;
+        let num_own: usize = micro_batches.iter().map(|micro| micro.num_samples).sum();
         let mode = SyncMode::of(&self.config.sync.method, &context);
         let is_global = mode == SyncMode::Global;
         let divisor = if is_global {
@@ -247,20 +251,13 @@ impl<M: ImageClassifier> Stepper<M> {
         } else {
             num_own.max(1)
         };
-        let class_factor = context.weight_sum.map(|global| {
-            let own = || own_labels().map(|label| *label as usize);
-            let weight_sum = if is_global {
-                global
-            } else {
-                self.config.weight_sum(own())
-            };
-            // Samples without weight have no loss either.
-            if weight_sum > 0.0 {
-                divisor as f64 / weight_sum
-            } else {
-                1.0
-            }
-        });
+        let weight = if is_global {
+            loaded.global_weight
+        } else {
+            micro_batches.iter().map(|micro| micro.weight).sum()
+        };
+        // Samples without weight have no loss either.
+        let weight_factor = (weight > 0.0).then(|| divisor as f64 / weight);
         // The buckets that servers return hold parameters.
         let has_gradients = !matches!(self.config.sync.method, SyncMethod::ParameterServer { .. });
         Step {
@@ -273,7 +270,7 @@ impl<M: ImageClassifier> Stepper<M> {
             num_own,
             num_global: loaded.global_num_samples,
             divisor,
-            class_factor,
+            weight_factor: weight_factor.filter(|factor| *factor != 1.0),
             loss_scale: self.loss_scale.factor(),
             can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
         }
@@ -292,45 +289,42 @@ impl<M: ImageClassifier> Stepper<M> {
 
     /// Runs the forward pass of one micro-batch and returns the loss to differentiate. Without
     /// samples there is no pass, unless other ranks wait for its share of a synchronised norm.
-    fn forward(&mut self, batch: DeviceBatch, step: &Step) -> Result<Option<Tensor<1>>> {
-        let has_samples = !batch.labels.is_empty();
+    fn forward(&mut self, micro: MicroBatch<BatchOf<T>>, step: &Step) -> Result<Option<Tensor<1>>> {
+        let has_samples = micro.num_samples > 0;
         if !has_samples && !self.syncs_norm() {
             return Ok(None);
         }
-        let batch = if has_samples {
-            batch
-        } else {
-            placeholder(batch.shape).upload(&self.device)
-        };
-        let labels = batch.labels.clone();
-        let ImageBatch { images, targets } = batch.into_images();
-        let (logits, loss_sum) = self.pass_context(has_samples).scope(|| {
-            let logits = expect_logits(self.model.forward(images), &labels)?;
-            let loss_sum = self.config.loss.sum(logits.clone(), targets);
-            anyhow::Ok((logits, loss_sum))
+        let task = &self.task;
+        let batch = micro.batch;
+        let (read, loss_sum) = self.pass_context(has_samples).scope(|| {
+            let outputs = task.forward(&self.model, &batch)?;
+            let loss_sum = task.loss_sum(&outputs, &batch);
+            anyhow::Ok((task.to_read(&outputs, &batch), loss_sum))
         })?;
-        let loss_sum = match step.class_factor {
-            Some(factor) => loss_sum.mul_scalar(factor),
-            None => loss_sum,
-        };
         if self.syncs_norm() && !self.has_checked_norms {
             self.has_checked_norms = true;
             expect_synchronised(&self.model)?;
         }
         if has_samples {
-            let logits = logits.inner();
+            let read = read.into_iter().map(Tensor::inner).collect();
             let sum = loss_sum.clone().inner();
+            let size = (micro.num_samples, micro.weight);
             match &mut self.replica {
                 Replica::Host(host) => {
-                    host.end_forward(&mut self.model, UnreadScore::new(logits, sum, labels))?;
+                    let pass = UnreadPass::new(read, sum, size);
+                    host.end_forward(&**task, &mut self.model, pass)?;
                 }
                 Replica::Device(device) => device.outputs.push(Output {
-                    logits,
+                    read,
                     loss_sum: sum,
-                    labels,
+                    size,
                 }),
             }
         }
+        let loss_sum = match step.weight_factor {
+            Some(factor) => loss_sum.mul_scalar(factor),
+            None => loss_sum,
+        };
         let factor = f64::from(step.loss_scale) / step.divisor as f64;
         Ok(Some(loss_sum.mul_scalar(factor)))
     }
@@ -339,7 +333,10 @@ impl<M: ImageClassifier> Stepper<M> {
         self.traffic.num_steps += 1;
         self.traffic.total += agreed.traffic;
         let scores = match &mut self.replica {
-            Replica::Host(host) => Ok((host.scores.num_samples > 0).then_some(host.scores)),
+            Replica::Host(host) => {
+                let scores = std::mem::take(&mut host.scores.sums);
+                Ok((scores.num_samples > 0).then_some(scores))
+            }
             Replica::Device(device) => device.receive(device::MOST_UNREAD, timer),
         };
         let scores = scores.map_err(|error| self.with_loss_scale_hint(error))?;
@@ -393,14 +390,14 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// Returns the model in training.
-    pub fn model(&self) -> &M {
+    pub fn model(&self) -> &T::Model {
         &self.model
     }
 
     /// Ends the training; returns the model, and the number of updates of asynchronous servers by
     /// staleness.
     /// Collective: all ranks.
-    pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
+    pub fn finish(self) -> Result<(T::Model, Option<Vec<u64>>)> {
         let staleness = match self.replica {
             Replica::Host(host) => host.finish()?,
             Replica::Device(_) => None,
@@ -441,7 +438,7 @@ impl<M: ImageClassifier> Stepper<M> {
     /// As [`new`](Self::new).
     pub fn restore(
         &mut self,
-        model: M,
+        model: T::Model,
         state: &OptimizerState,
         loss_scale: Option<LossScale>,
     ) -> Result<()> {
@@ -515,7 +512,7 @@ impl<M: ImageClassifier> Stepper<M> {
             Replica::Host(host) => host,
         };
         if host.reducer.overlaps() {
-            if self.model.supports_pass_context() {
+            if self.task.supports_pass_context(&self.model) {
                 "layer by layer, reduced during the backward pass"
             } else {
                 "after the backward pass, as this model hands none over, reduced by a thread"
@@ -549,9 +546,9 @@ impl<M: ImageClassifier> Stepper<M> {
     }
 
     /// Trains `model` from now on.
-    fn attach(&mut self, model: M) -> Result<()> {
+    fn attach(&mut self, model: T::Model) -> Result<()> {
         ensure!(
-            !self.syncs_norm() || model.supports_pass_context(),
+            !self.syncs_norm() || self.task.supports_pass_context(&model),
             "--batch-norm sync: this model has no synchronised norm (expected one that supports_pass_context). Use --batch-norm local"
         );
         self.model = match &mut self.replica {
@@ -574,7 +571,7 @@ impl<M: ImageClassifier> Stepper<M> {
             context.reducer = Some(Arc::new(reducer) as Arc<dyn StatisticsReducer>);
         }
         if let Some(host) = self.host()
-            && self.model.supports_pass_context()
+            && self.task.supports_pass_context(&self.model)
         {
             context.hook = Some(Arc::clone(&host.hook) as Arc<dyn GradientHook>);
         }
@@ -610,17 +607,6 @@ fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
         config.optimizer
     );
     Ok(())
-}
-
-/// Returns one black image, for a rank without samples that takes part in a synchronised norm.
-fn placeholder(shape: ImageShape) -> HostBatch {
-    HostBatch {
-        pixels: Pixels::Normalised(vec![0.0; shape.num_values()]),
-        labels: vec![0],
-        mixed: None,
-        indices: vec![0],
-        shape,
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::path::Path;
 use anyhow::Result;
 use burn::module::Module;
 use burn_resnet::save_safetensors;
-use datasets::{HostBatch, LoadedStep};
+use datasets::LoadedStep;
 use distributed::Communicator;
 use records::{ExportedJob, JOB_SCHEMA, SgdFacts, file};
 use safetensors::tensor::{Dtype, TensorView};
@@ -79,7 +79,7 @@ pub fn export(
 
 fn batches_to_bytes(job: &ExportedJob, batches: &[LoadedStep]) -> Result<Vec<u8>> {
     let parts = || batches.iter().flat_map(|step| &step.micro_batches);
-    let pixels = parts().map(HostBatch::normalised_pixels);
+    let pixels = parts().map(|part| part.batch.normalised_pixels());
     let pixels: Vec<u8> = pixels
         .flat_map(|pixels| {
             pixels
@@ -89,7 +89,7 @@ fn batches_to_bytes(job: &ExportedJob, batches: &[LoadedStep]) -> Result<Vec<u8>
         })
         .collect();
     let labels: Vec<u8> = parts()
-        .flat_map(|part| &part.labels)
+        .flat_map(|part| &part.batch.labels)
         .flat_map(|&label| (label as i32).to_le_bytes())
         .collect();
     let rows = [batches.len(), job.batch_size_per_rank];
@@ -107,7 +107,7 @@ fn batches_to_bytes(job: &ExportedJob, batches: &[LoadedStep]) -> Result<Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use datasets::{ImageShape, Pixels};
+    use datasets::{HostBatch, ImageShape, MicroBatch, Pixels};
     use safetensors::SafeTensors;
 
     fn two_ranks() -> ExportedJob {
@@ -137,19 +137,24 @@ mod tests {
         let step = |start: usize, label| LoadedStep {
             step_in_epoch: start,
             global_num_samples: 2,
-            micro_batches: vec![HostBatch {
-                pixels: Pixels::Normalised(
-                    (0..12)
-                        .map(|value| (start * 12 + value) as f32 / 3.0)
-                        .collect(),
-                ),
-                labels: vec![label],
-                mixed: None,
-                indices: vec![start],
-                shape: ImageShape {
-                    height: 2,
-                    width: 2,
-                    channels: 3,
+            global_weight: 2.0,
+            micro_batches: vec![MicroBatch {
+                num_samples: 1,
+                weight: 1.0,
+                batch: HostBatch {
+                    pixels: Pixels::Normalised(
+                        (0..12)
+                            .map(|value| (start * 12 + value) as f32 / 3.0)
+                            .collect(),
+                    ),
+                    labels: vec![label],
+                    mixed: None,
+                    indices: vec![start],
+                    shape: ImageShape {
+                        height: 2,
+                        width: 2,
+                        channels: 3,
+                    },
                 },
             }],
         };

@@ -217,7 +217,7 @@ fn published_figures_stand_beside_what_is_simulated_of_them() {
         "{text}"
     );
     assert_eq!(text.matches("assumed: ").count(), 5);
-    assert!(!text.contains("img/s"), "nothing is measured");
+    assert!(!text.contains("samples/s"), "nothing is measured");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use records::{EpochRecord, RankSeconds, RunProgress, decimal, grouped, wrapped};
 
 use super::state::{Live, Stage};
 
-type EpochValue = fn(&EpochRecord) -> Option<f64>;
+type EpochValue<'a> = &'a dyn Fn(&EpochRecord) -> Option<f64>;
 
 const TRAIN: Color = Color::Yellow;
 const TEST: Color = Color::Cyan;
@@ -78,19 +78,32 @@ pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
     chart(
         live,
         "loss",
-        [|epoch| epoch.train_loss, evaluated_loss],
+        [&|epoch| epoch.train_loss, &evaluated_loss],
         loss,
         buffer,
     );
-    let accuracies: [EpochValue; 2] = [
-        |epoch| percent(epoch.train_top1),
-        |epoch| percent(epoch.evaluated_top1()),
-    ];
-    chart(live, "accuracy, %", accuracies, accuracy, buffer);
+    match first_metric(live) {
+        Some(name) => {
+            let train = |epoch: &EpochRecord| epoch.train_metrics.get(name).copied();
+            let evaluated = |epoch: &EpochRecord| {
+                let (_, scores) = epoch.evaluation()?;
+                scores.metrics.get(name).copied()
+            };
+            let values: [EpochValue<'_>; 2] = [&train, &evaluated];
+            chart(live, name, values, accuracy, buffer);
+        }
+        None => {
+            let values: [EpochValue<'_>; 2] = [
+                &|epoch| percent(epoch.train_top1),
+                &|epoch| percent(epoch.evaluated_top1()),
+            ];
+            chart(live, "accuracy, %", values, accuracy, buffer);
+        }
+    }
     chart(
         live,
-        "images/s by epoch",
-        [EpochRecord::speed, |_| None],
+        "samples/s by epoch",
+        [&EpochRecord::speed, &|_| None],
         speed,
         buffer,
     );
@@ -98,6 +111,14 @@ pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
     let red = Style::new().fg(Color::Red);
     lines(" warnings and errors ", &alerts, red, alerts_area, buffer);
     lines(" log ", &live.log, Style::new(), log, buffer);
+}
+
+/// Returns the first metric of a task without accuracy.
+fn first_metric(live: &Live) -> Option<&str> {
+    let epochs = live.run.epochs.iter().rev();
+    let scores = epochs.filter_map(|epoch| Some(epoch.evaluation()?.1));
+    let without_classes = scores.take(1).find(|scores| scores.top1.is_none())?;
+    without_classes.metrics.keys().next().map(String::as_str)
 }
 
 fn percent(share: Option<f64>) -> Option<f64> {
@@ -229,10 +250,10 @@ fn speed(live: &Live) -> [String; 3] {
 fn newest(live: &Live) -> Vec<String> {
     let mut parts = Vec::new();
     if let Some(progress) = &live.progress {
-        let of_step = progress.loss.zip(percent(progress.top1));
-        let of_step = of_step.map(|(loss, top1)| format!("loss {loss:.4} accuracy {top1:.1} %"));
+        let loss = progress.loss.map(|loss| format!("loss {loss:.4}"));
+        let accuracy = percent(progress.top1).map(|top1| format!("accuracy {top1:.1} %"));
         let rate = records::learning_rate(progress.learning_rate);
-        let of_step = of_step.unwrap_or_default();
+        let of_step = Vec::from_iter([loss, accuracy].into_iter().flatten()).join(" ");
         parts.push(format!(
             "step {}: {of_step} rate {rate}",
             grouped(progress.step)
@@ -244,12 +265,18 @@ fn newest(live: &Live) -> Vec<String> {
         .rev()
         .find_map(|epoch| Some((epoch, epoch.evaluation()?)));
     if let Some((epoch, (split, scores))) = evaluated {
-        parts.push(format!(
-            "epoch {}: {split} loss {:.4} accuracy {:.2} %",
+        let mut part = format!(
+            "epoch {}: {split} loss {:.4}",
             epoch.number(),
-            scores.loss,
-            100.0 * scores.top1
-        ));
+            scores.loss
+        );
+        if let Some(top1) = percent(scores.top1) {
+            part.push_str(&format!(" accuracy {top1:.2} %"));
+        }
+        for (name, value) in &scores.metrics {
+            part.push_str(&format!(" {name} {value:.4}"));
+        }
+        parts.push(part);
     }
     let accuracies = epochs
         .iter()
@@ -300,7 +327,7 @@ fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
 }
 
 /// Draws one or two curves over the epochs.
-fn chart(live: &Live, title: &str, values: [EpochValue; 2], area: Rect, buffer: &mut Buffer) {
+fn chart(live: &Live, title: &str, values: [EpochValue<'_>; 2], area: Rect, buffer: &mut Buffer) {
     let epochs = &live.run.epochs;
     let curves = values.map(|value| -> Vec<(f64, f64)> {
         let point = |epoch: &EpochRecord| Some((epoch.number() as f64, value(epoch)?));

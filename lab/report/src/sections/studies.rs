@@ -137,8 +137,8 @@ fn of_run(run: &Run) -> NamedRow {
     let tested = summary.and_then(|summary| summary.test.as_ref());
     let last_test = evaluated
         .filter(|(split, _)| *split == "test")
-        .map(|(_, scores)| scores.top1);
-    let test = tested.map(|test| test.scores.top1).or(last_test);
+        .and_then(|(_, scores)| scores.top1);
+    let test = tested.and_then(|test| test.scores.top1).or(last_test);
     let manifest = run.manifest();
     let seconds = run
         .progress()
@@ -162,7 +162,7 @@ fn of_run(run: &Run) -> NamedRow {
         "epochs" => run.epochs.len(),
         "images/s" => number(run.images_per_second(), 1),
         "evaluated on" => evaluated.map(|(split, _)| split),
-        "last accuracy, %" => percent(evaluated.map(|(_, scores)| scores.top1), 2),
+        "last accuracy, %" => percent(evaluated.and_then(|(_, scores)| scores.top1), 2),
         "best by" => best.map(|best| &best.monitor),
         "best (top-1 in %)" => best_value,
         "test accuracy, %" => percent(test, 2),

@@ -250,7 +250,7 @@ pub(super) fn curves(facts: &Facts<'_>, section: &mut Section) {
                 let x = [Some(epoch.number() as f64), images, seconds][course]?;
                 y.filter(|y| y.is_finite()).map(|y| Point::new(x, y))
             };
-            let series = |y: fn(&EpochRecord) -> Option<f64>| -> Vec<Series> {
+            let series = |y: &dyn Fn(&EpochRecord) -> Option<f64>| -> Vec<Series> {
                 let line = |run: &&Run| -> Vec<Point> {
                     let epochs = run.epochs.iter().zip(run.progress());
                     epochs
@@ -277,7 +277,7 @@ pub(super) fn curves(facts: &Facts<'_>, section: &mut Section) {
                 };
                 format!("{words}{repetitions} Warm-up included.")
             };
-            let losses = series(|epoch| epoch.train_loss);
+            let losses = series(&|epoch| epoch.train_loss);
             section.lines(
                 [
                     &format!("loss-by-{id}"),
@@ -291,7 +291,7 @@ pub(super) fn curves(facts: &Facts<'_>, section: &mut Section) {
                 Axis::linear("mean loss of the epoch, nats"),
                 losses,
             );
-            let mut accuracies = series(EpochRecord::evaluated_top1);
+            let mut accuracies = series(&EpochRecord::evaluated_top1);
             let words = caption(
                 "Top-1 accuracy on the val split, or on the test split of a run without one, wherever it was measured.",
                 &accuracies,
@@ -310,12 +310,51 @@ pub(super) fn curves(facts: &Facts<'_>, section: &mut Section) {
                     &format!("Accuracy by {title}"),
                     &words,
                 ],
-                x,
+                x.clone(),
                 Axis::from_zero("top-1 accuracy").in_unit(Unit::Share),
                 accuracies,
             );
+            for metric in metrics(groups) {
+                let values = series(&|epoch| {
+                    let (_, scores) = epoch.evaluation()?;
+                    scores.metrics.get(metric).copied()
+                });
+                let words = caption(
+                    "A metric on the val split, or on the test split of a run without one, wherever it was measured.",
+                    &values,
+                );
+                section.lines(
+                    [
+                        &format!("{}-by-{id}", file_name(metric)),
+                        &format!("{metric} by {title}"),
+                        &words,
+                    ],
+                    x.clone(),
+                    Axis::linear(metric),
+                    values,
+                );
+            }
         }
     }
+}
+
+/// Returns the metrics of evaluations besides loss and accuracy.
+fn metrics<'a>(groups: &[Vec<&'a Run>]) -> BTreeSet<&'a str> {
+    let epochs = groups.iter().flatten().flat_map(|run| &run.epochs);
+    let scores = epochs.filter_map(|epoch| Some(epoch.evaluation()?.1));
+    scores
+        .flat_map(|scores| scores.metrics.keys())
+        .map(String::as_str)
+        .collect()
+}
+
+/// Returns a name with letters, digits and `-` only.
+fn file_name(name: &str) -> String {
+    let plain = |letter: char| match letter.is_ascii_alphanumeric() {
+        true => letter.to_ascii_lowercase(),
+        false => '-',
+    };
+    name.chars().map(plain).collect()
 }
 
 /// Names groups by the differences of their cells, or by the cells if differences are ambiguous.

@@ -15,7 +15,7 @@ pub use datasets::{OnBadImage, Split};
 pub use device::{DeviceChoice, nvidia_driver_present};
 pub use layers::backend::{Activations, Convolution, Kernels, Recompute};
 pub use loss_scaling::LossScaling;
-pub use monitor::{Figure, Monitor};
+pub use monitor::Monitor;
 pub use resolution::Resolution;
 
 use clap::ValueEnum;

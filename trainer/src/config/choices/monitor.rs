@@ -5,35 +5,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Figure that ranks evaluations.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Figure {
-    /// Mean loss; lower is better.
-    Loss,
-    /// Top-1 accuracy; higher is better.
-    Top1,
-    /// A metric of the program's model family, by name.
-    Metric(String),
-}
-
-impl fmt::Display for Figure {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Loss => "loss",
-            Self::Top1 => "top1",
-            Self::Metric(name) => name,
-        })
-    }
-}
-
 /// The value of `--monitor`: a figure, and the split if one is named.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "super::Written", into = "super::Written")]
 pub struct Monitor {
     /// `val` or `test`; `None` means the split that is evaluated in every epoch.
     pub split: Option<String>,
-    /// Figure to compare.
-    pub figure: Figure,
+    /// Figure to compare: `loss`, `top1`, or a metric of the task by name.
+    pub figure: String,
 }
 
 impl fmt::Display for Monitor {
@@ -56,16 +35,18 @@ impl FromStr for Monitor {
             (Some((*split).to_owned()), figure)
         });
         let figure = match figure {
-            "loss" => Figure::Loss,
-            "top1" | "top-1" => Figure::Top1,
+            "top-1" => "top1",
             "" => {
                 return Err(format!(
                     "expected val-loss, val-top1 or val-NAME of a metric, got `{text}`"
                 ));
             }
-            name => Figure::Metric(name.to_owned()),
+            figure => figure,
         };
-        Ok(Self { split, figure })
+        Ok(Self {
+            split,
+            figure: figure.to_owned(),
+        })
     }
 }
 
@@ -76,20 +57,16 @@ mod tests {
     #[test]
     fn a_monitor_is_a_figure_of_the_named_or_the_evaluated_split() {
         for (text, split, figure) in [
-            ("val-loss", Some("val"), Figure::Loss),
-            ("test-top1", Some("test"), Figure::Top1),
-            ("loss", None, Figure::Loss),
-            ("val-cost", Some("val"), Figure::Metric("cost".to_owned())),
-            (
-                "value-error",
-                None,
-                Figure::Metric("value-error".to_owned()),
-            ),
+            ("val-loss", Some("val"), "loss"),
+            ("test-top1", Some("test"), "top1"),
+            ("loss", None, "loss"),
+            ("val-cost", Some("val"), "cost"),
+            ("value-error", None, "value-error"),
         ] {
             let monitor: Monitor = text.parse().unwrap();
             assert_eq!(
-                (monitor.split.as_deref(), &monitor.figure),
-                (split, &figure)
+                (monitor.split.as_deref(), monitor.figure.as_str()),
+                (split, figure)
             );
             assert_eq!(monitor.to_string(), text);
         }

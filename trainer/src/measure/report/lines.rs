@@ -39,13 +39,13 @@ pub(super) fn left(time: Option<Duration>) -> String {
 }
 
 /// Formats a step: `epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data
-/// 0.4 …) | 12,270 img/s | 31 min left`.
+/// 0.4 …) | 12,270 samples/s | 31 min left`.
 pub(super) fn step(step: &StepLine) -> String {
-    let [loss, accuracy] = running(&step.scores);
+    let running = running(&step.scores, " | ");
     let all = step.steps_per_epoch.to_string();
     let width = all.len();
     format!(
-        "epoch {} step {:>width$}/{all} | loss {loss} | acc {accuracy} % | lr {} | {:6.1} ms ({}) | {:>7} img/s{}",
+        "epoch {} step {:>width$}/{all} | {running} | lr {} | {:6.1} ms ({}) | {:>7} samples/s{}",
         step.epoch + 1,
         step.step_in_epoch + 1,
         records::learning_rate(step.learning_rate),
@@ -71,23 +71,25 @@ pub(super) fn part_done(
 }
 
 pub(super) fn bar_message(step: &StepLine) -> String {
-    let [loss, accuracy] = running(&step.scores);
+    let running = running(&step.scores, " ");
     format!(
-        "loss {loss} acc {accuracy} % {:.1} ms {} img/s{}",
+        "{running} {:.1} ms {} samples/s{}",
         step.duration.as_secs_f64() * 1e3,
         grouped(images_per_second(step)),
         left(step.time_left),
     )
 }
 
-/// Formats loss and accuracy in per cent. Returns dashes before the first result.
-fn running(scores: &ScoreSums) -> [String; 2] {
-    match scores.num_samples {
-        0 => ["     -".to_owned(), "   -".to_owned()],
-        _ => [
-            format!("{:6.4}", scores.loss_mean()),
-            format!("{:4.1}", 100.0 * scores.top1()),
-        ],
+/// Formats the loss and, if the task has it, the accuracy in per cent. Returns dashes before the
+/// first result.
+fn running(scores: &ScoreSums, between: &str) -> String {
+    if scores.num_samples == 0 {
+        return "loss      -".to_owned();
+    }
+    let loss = format!("loss {:6.4}", scores.loss_mean());
+    match scores.top1() {
+        Some(top1) => format!("{loss}{between}acc {:4.1} %", 100.0 * top1),
+        None => loss,
     }
 }
 
@@ -118,17 +120,21 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     let evaluated = match record.evaluation() {
         Some((split, of)) => format!(
             "{split} {}{}",
-            scores(of.loss, of.top1, of.top5),
+            scores(of.loss, of.top1.zip(of.top5)),
             metrics(&of.metrics)
         ),
         None => "not evaluated".to_owned(),
     };
-    let train = match (record.train_loss, record.train_top1, record.train_top5) {
-        (Some(loss), Some(top1), Some(top5)) => scores(loss, top1, top5),
-        _ => "all steps skipped".to_owned(),
+    let train = match record.train_loss {
+        Some(loss) => format!(
+            "{}{}",
+            scores(loss, record.train_top1.zip(record.train_top5)),
+            metrics(&record.train_metrics)
+        ),
+        None => "all steps skipped".to_owned(),
     };
     let mut line = format!(
-        "epoch {} done | train {train} | {evaluated} | {:>7} img/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
+        "epoch {} done | train {train} | {evaluated} | {:>7} samples/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
         record.number(),
         record
             .speed()
@@ -170,21 +176,31 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
     line
 }
 
-fn scores(loss_mean: f64, top1: f64, top5: f64) -> String {
+fn scores(loss_mean: f64, accuracies: Option<(f64, f64)>) -> String {
+    let loss = format!("loss {loss_mean:6.4}");
+    let Some((top1, top5)) = accuracies else {
+        return loss;
+    };
     format!(
-        "loss {loss_mean:6.4} top-1 {:5.2} % top-5 {:5.2} %",
+        "{loss} top-1 {:5.2} % top-5 {:5.2} %",
         100.0 * top1,
         100.0 * top5
     )
 }
 
 pub(super) fn evaluation(name: &str, of: &Evaluation) -> String {
+    let num_samples = grouped(of.num_samples);
+    let counts = match (of.top1_correct, of.top5_correct) {
+        (Some(top1), Some(top5)) => format!(
+            "{} of {num_samples} right, {} among five",
+            grouped(top1),
+            grouped(top5)
+        ),
+        _ => format!("{num_samples} samples"),
+    };
     format!(
-        "{name} | {} | {} of {} right, {} among five{}",
-        scores(of.loss, of.top1, of.top5),
-        grouped(of.top1_correct),
-        grouped(of.num_samples),
-        grouped(of.top5_correct),
+        "{name} | {} | {counts}{}",
+        scores(of.loss, of.top1.zip(of.top5)),
         metrics(&of.metrics),
     )
 }
@@ -300,7 +316,10 @@ pub(super) fn finish(summary: &Summary) -> String {
     }
     let last = summary.final_epoch.as_ref();
     if let Some((split, scores)) = last.and_then(EpochRecord::evaluation) {
-        line.push_str(&format!(" | {split} top-1 {:5.2} %", 100.0 * scores.top1));
+        line.push_str(&match scores.top1 {
+            Some(top1) => format!(" | {split} top-1 {:5.2} %", 100.0 * top1),
+            None => format!(" | {split} loss {:.4}", scores.loss),
+        });
     }
     if let Some(best) = &summary.best {
         let value = match best.monitor.ends_with("-top1") {
@@ -317,7 +336,7 @@ pub(super) fn finish(summary: &Summary) -> String {
         line.push_str(&format!(
             " | test of epoch {}: {}",
             test.epoch + 1,
-            scores(test.scores.loss, test.scores.top1, test.scores.top5)
+            scores(test.scores.loss, test.scores.top1.zip(test.scores.top5))
         ));
     }
     line
@@ -325,7 +344,7 @@ pub(super) fn finish(summary: &Summary) -> String {
 
 pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
     format!(
-        "speed | {} +- {} img/s (min {}, max {}, n = {} steps) | median step {:.1} ms | peak {}",
+        "speed | {} +- {} samples/s (min {}, max {}, n = {} steps) | median step {:.1} ms | peak {}",
         decimal(stats.mean, 1),
         decimal(stats.sigma, 1),
         decimal(stats.min, 1),

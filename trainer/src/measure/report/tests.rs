@@ -109,7 +109,7 @@ fn a_step_line_has_fixed_columns_with_units() {
     assert_eq!(
         lines::step(&step_line(1171)),
         "epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
-         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12,278 img/s | 31 min left"
+         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12,278 samples/s | 31 min left"
     );
     let nothing = StepLine {
         scores: ScoreSums::default(),
@@ -124,8 +124,8 @@ fn a_step_line_has_fixed_columns_with_units() {
     slow.learning_rate = 1e-5;
     slow.duration = Duration::from_millis(1234);
     assert_eq!(
-        lines::step(&slow).find("img/s"),
-        lines::step(&step_line(0)).find("img/s")
+        lines::step(&slow).find("samples/s"),
+        lines::step(&step_line(0)).find("samples/s")
     );
 }
 
@@ -134,7 +134,7 @@ fn an_epoch_line_has_train_test_speed_phases_and_memory() {
     assert_eq!(
         lines::epoch(&record(3, Some(7))),
         "epoch 4 done | train loss 0.5000 top-1 60.00 % top-5 90.00 % | test loss 0.5000 top-1 70.00 % top-5 90.00 % \
-         |       5 img/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
+         |       5 samples/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
     );
     assert!(lines::epoch(&record(3, None)).contains("| not evaluated |"));
     let unmeasured = EpochRecord {
@@ -142,7 +142,7 @@ fn an_epoch_line_has_train_test_speed_phases_and_memory() {
         ..record(3, None)
     };
     assert!(
-        lines::epoch(&unmeasured).contains(" |       - img/s |"),
+        lines::epoch(&unmeasured).contains(" |       - samples/s |"),
         "as of a start that made no step of the epoch"
     );
     let noise = GradientNoise {
@@ -302,7 +302,7 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
         "{text}"
     );
     assert!(
-        text.contains("640.0 +- 0.0 img/s (min 640.0, max 640.0, n = 4 steps) | median step 100.0 ms | peak 412 MiB"),
+        text.contains("640.0 +- 0.0 samples/s (min 640.0, max 640.0, n = 4 steps) | median step 100.0 ms | peak 412 MiB"),
         "{text}"
     );
     assert!(text.ends_with("parameters sha256 ab12\n"), "{text}");

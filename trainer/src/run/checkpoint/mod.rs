@@ -28,7 +28,7 @@ use sha2::{Digest, Sha256};
 use crate::step::OptimizerState;
 
 pub(in crate::run) use state::FORMAT;
-pub use state::{CheckpointState, ModelInput, Progress};
+pub use state::{CheckpointState, Progress};
 pub use store::{CheckpointStore, Damaged, find};
 
 const MODEL_FILE: &str = "model.safetensors";

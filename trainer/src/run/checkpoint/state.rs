@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use datasets::{DatasetSplits, Normalization, normal_form};
 use records::{Best, EpochRecord};
 use serde::{Deserialize, Serialize};
 
 use super::{MODEL_FILE, TRAINING_FILE, residual_file};
-use crate::config::{MAX_CLASSES, MAX_IMAGE_SIDE};
 use crate::measure::metrics::ScoreSums;
 use crate::step::loss_scale::LossScale;
+use crate::task::ModelInput;
 
 /// Layout of the files; raised when another version could not read them or would misread them.
 pub(in crate::run) const FORMAT: u32 = 3;
@@ -127,109 +126,6 @@ impl Progress {
     }
 }
 
-/// Input and classes of a trained model, which make it usable without its data set.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ModelInput {
-    /// Height of an image, pixels.
-    pub height: usize,
-    /// Width of an image, pixels.
-    pub width: usize,
-    /// Number of channels, 3 for RGB.
-    pub channels: usize,
-    /// Mean of each channel, subtracted from pixels in 0..1.
-    pub mean: Vec<f32>,
-    /// Standard deviation of each channel, by which pixels are divided.
-    pub std: Vec<f32>,
-    /// Class names, in the order of the logits.
-    pub class_names: Vec<String>,
-}
-
-impl ModelInput {
-    /// Returns the input of models that are trained on `data`.
-    pub fn of(data: &DatasetSplits) -> Self {
-        let shape = data.evaluated().unwrap_or(&data.train).image_shape();
-        Self {
-            height: shape.height,
-            width: shape.width,
-            channels: shape.channels,
-            mean: data.normalization.mean.clone(),
-            std: data.normalization.std.clone(),
-            class_names: data.train.class_names().to_vec(),
-        }
-    }
-
-    /// Returns the normalisation of its pixels.
-    pub fn normalization(&self) -> Normalization {
-        Normalization {
-            mean: self.mean.clone(),
-            std: self.std.clone(),
-        }
-    }
-
-    /// Checks that a checkpoint can hold it.
-    ///
-    /// # Errors
-    /// If a size or value is out of its range.
-    pub fn check(&self) -> Result<()> {
-        for side in [self.height, self.width] {
-            ensure!(
-                (1..=MAX_IMAGE_SIDE).contains(&side),
-                "input: expected sides of 1 to {MAX_IMAGE_SIDE} pixels, got {side}"
-            );
-        }
-        ensure!(
-            self.height == self.width,
-            "input: expected square images, got {}x{}",
-            self.height,
-            self.width
-        );
-        let channels = self.channels;
-        ensure!(channels > 0, "input: expected at least 1 channel, got 0");
-        let mean = &self.mean;
-        let std = &self.std;
-        ensure!(
-            mean.len() == channels && std.len() == channels,
-            "input: expected mean and std of {channels} channels, got {} and {}",
-            mean.len(),
-            std.len()
-        );
-        ensure!(
-            mean.iter().all(|value| value.is_finite())
-                && std.iter().all(|value| value.is_finite() && *value > 0.0),
-            "input: expected finite means and positive std, got {mean:?} and {std:?}"
-        );
-        let num_classes = self.class_names.len();
-        ensure!(
-            (1..=MAX_CLASSES).contains(&num_classes),
-            "input: expected 1 to {MAX_CLASSES} classes, got {num_classes}"
-        );
-        Ok(())
-    }
-
-    /// Describes the first class that differs in `now`, if there is one. Names in different Unicode
-    /// forms are equal.
-    pub fn other_class(&self, now: &[String]) -> Option<String> {
-        let trained = &self.class_names;
-        let form = |name: Option<&String>| name.map(|name| normal_form(name));
-        let differs = |&class: &usize| {
-            trained.get(class) != now.get(class) && form(trained.get(class)) != form(now.get(class))
-        };
-        let first = (0..trained.len().max(now.len())).find(differs)?;
-        let named = |names: &[String]| {
-            names
-                .get(first)
-                .map_or("none".to_owned(), |name| format!("\"{name}\""))
-        };
-        Some(format!(
-            "class {first} of {}: expected {}, got {} (class {first} of {})",
-            trained.len(),
-            named(trained),
-            named(now),
-            now.len()
-        ))
-    }
-}
-
 /// Content of `state.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CheckpointState {
@@ -245,8 +141,9 @@ pub struct CheckpointState {
     pub parameter_hash: String,
     /// Factor on the loss.
     pub loss_scale: LossScale,
-    /// Input and classes of the model.
-    pub input: ModelInput,
+    /// Input and classes of the model; absent if the task does not describe them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<ModelInput>,
     /// Checksum of the train split.
     pub dataset_checksum: String,
     /// Checksum of the val split; absent (null) without one.
@@ -300,9 +197,10 @@ impl CheckpointState {
             self.loss_scale
         );
         let scores = &self.progress.epoch_scores;
+        let correct = ["top1_correct", "top5_correct"].map(|metric| scores.count(metric));
+        let mut correct = correct.into_iter().flatten();
         ensure!(
-            scores.num_samples <= MAX_SAMPLES
-                && scores.top1_correct.max(scores.top5_correct) <= scores.num_samples,
+            scores.num_samples <= MAX_SAMPLES && correct.all(|count| count <= scores.num_samples),
             "epoch_scores: expected at most {MAX_SAMPLES} samples and no more right answers, got {scores:?}"
         );
         ensure!(
@@ -310,6 +208,6 @@ impl CheckpointState {
             "epoch_seconds: expected 0 or more, got {}",
             self.progress.epoch_seconds
         );
-        self.input.check()
+        self.input.as_ref().map_or(Ok(()), ModelInput::check)
     }
 }

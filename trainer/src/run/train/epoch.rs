@@ -7,17 +7,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use datasets::{
-    DeviceBatch, ImageShape, LoadedStep, Loader, LoaderConfig, Mix, ShardConfig, ShardPlan, threads,
-};
+use datasets::{LoadedStep, Loader, LoaderConfig, Samples, ShardConfig, ShardPlan, threads};
 use distributed::watchdog::Phase;
 
 use super::Training;
-use crate::config::{InputKind, OnNonFinite, SamplerKind};
+use crate::config::OnNonFinite;
 use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::{ScoreSums, StepLine};
-use crate::model::ImageClassifier;
-use crate::model::data;
 use crate::model::family::seed_draws;
 use crate::model::input::Input;
 use crate::run::checkpoint::Progress;
@@ -26,6 +22,7 @@ use crate::run::step_hashes::HashRecorder;
 use crate::step::gradient_noise::NoiseSums;
 use crate::step::sync_plan::{averages_early, distance, meets_after, own_shards};
 use crate::step::{StepContext, StepEnd, StepOutcome};
+use crate::task::{BatchOf, Task};
 use crate::world::stop::StopVote;
 
 /// Outputs that are due after the next step.
@@ -41,8 +38,8 @@ struct Due {
 }
 
 /// The epoch under way.
-struct Epoch<'a> {
-    input: Input,
+struct Epoch<'a, T: Task> {
+    input: Input<BatchOf<T>>,
     num_steps: u64,
     /// Scores of this rank in this session.
     own: ScoreSums,
@@ -52,11 +49,9 @@ struct Epoch<'a> {
     last_scores: Option<ScoreSums>,
     /// Present from the first step in which ranks run independently.
     vote: Option<StopVote<'a>>,
-    /// Plan of all ranks' samples, if the loss is a mean by their class weights.
-    weighted: Option<ShardPlan>,
 }
 
-impl<'run, M: ImageClassifier> Training<'run, M> {
+impl<'run, T: Task> Training<'run, T> {
     /// Runs the remaining steps of the epoch, evaluates, and saves a checkpoint if one is due.
     /// Returns true if the ranks agreed to stop.
     pub(super) fn epoch(&mut self) -> Result<bool> {
@@ -64,13 +59,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         let session = self.session;
         let plan = shard_plan(session, self.progress.epoch)?;
         let num_steps = plan.num_steps() as u64;
-        self.note_image_shape();
-        let mix = &session.config.train_split;
-        // A mixed image has two classes, and the mean is over the samples, as PyTorch's over class
-        // probabilities is.
-        let weights_samples =
-            !session.class_weights.is_empty() && mix.mixup.is_none() && mix.cutmix.is_none();
-        let weighted = weights_samples.then(|| plan.clone());
+        self.note_epoch();
         let loader = Loader::start(
             Arc::clone(&session.data.train),
             plan,
@@ -80,10 +69,9 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             input: Input::start(loader, session.config.compute.input, self.stepper.device()),
             num_steps,
             own: ScoreSums::default(),
-            earlier: self.progress.epoch_scores,
+            earlier: self.progress.epoch_scores.clone(),
             last_scores: None,
             vote: None,
-            weighted,
         };
         let mut stopped = false;
         self.times.energy.begin();
@@ -105,7 +93,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         self.end_epoch()
     }
 
-    fn due(&self, epoch: &Epoch<'run>) -> Due {
+    fn due(&self, epoch: &Epoch<'run, T>) -> Due {
         let run = &self.session.config.run;
         let number = self.progress.step + 1;
         let is_due = |every: Option<u64>| every.is_some_and(|every| number.is_multiple_of(every));
@@ -123,9 +111,9 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// Returns the context and the samples of the next step.
     fn next(
         &mut self,
-        epoch: &mut Epoch<'run>,
+        epoch: &mut Epoch<'run, T>,
         due: &Due,
-    ) -> Result<(StepContext, LoadedStep<DeviceBatch>)> {
+    ) -> Result<(StepContext, LoadedStep<BatchOf<T>>)> {
         let session = self.session;
         let loaded = {
             let _data = self.times.timer.enter(Phase::Data);
@@ -136,11 +124,13 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             keeps_gradients: due.gradients,
             ..self.context(epoch, due.checkpoint || due.end)?
         };
-        if let Some(batch) = loaded.micro_batches.first()
+        if let Some(micro) = loaded.micro_batches.first()
             && (due.tensorboard || due.number == 1)
+            && self.tensorboard.is_open()
+            && micro.num_samples > 0
+            && let Some(picture) = T::picture(&session.data.train, &micro.batch)
         {
-            let normalization = &session.data.normalization;
-            self.tensorboard.batch(due.number, batch, normalization);
+            self.tensorboard.picture(due.number, picture);
         }
         let seed = session.config.run.seed;
         let rank = session.communicator.rank();
@@ -152,7 +142,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// within the epoch.
     fn end_step(
         &mut self,
-        epoch: &mut Epoch<'run>,
+        epoch: &mut Epoch<'run, T>,
         due: &Due,
         context: &StepContext,
         end: StepEnd,
@@ -188,7 +178,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             epoch: self.progress.epoch,
             step_in_epoch: self.progress.step_in_epoch,
             steps_per_epoch: epoch.num_steps,
-            scores: epoch.last_scores.unwrap_or_default(),
+            scores: epoch.last_scores.clone().unwrap_or_default(),
             learning_rate: context.learning_rate,
             duration: start.elapsed(),
             seconds: self.times.timer.take_step(),
@@ -221,22 +211,17 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
         Ok(())
     }
 
-    /// Reports the size of images if it changes with the epoch: in the session's first epoch and
-    /// when it differs from the last.
-    fn note_image_shape(&self) {
+    /// Reports what changes with the epoch, such as the size of images: in the session's first
+    /// epoch and when it differs from the last.
+    fn note_epoch(&self) {
         let epoch = self.progress.epoch;
-        let before = epoch
-            .checked_sub(1)
-            .and_then(|before| image_shape(self.session, before));
-        if let Some(shape) = image_shape(self.session, epoch)
-            && (self.progress.step == self.first_step || before != Some(shape))
+        let note = |epoch| T::note_of_epoch(&self.session.data.train, epoch);
+        let before = epoch.checked_sub(1).and_then(note);
+        if let Some(text) = note(epoch)
+            && (self.progress.step == self.first_step || before.as_ref() != Some(&text))
         {
-            self.session.reporter.note(&format!(
-                "epoch {}: images of {} x {} pixels",
-                epoch + 1,
-                shape.height,
-                shape.width
-            ));
+            let reporter = self.session.reporter;
+            reporter.note(&format!("epoch {}: {text}", epoch + 1));
         }
     }
 
@@ -264,7 +249,7 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
 
     /// Returns the context of the next step. All replicas synchronise after it if it `must_sync`,
     /// or if ranks that run independently stop there.
-    fn context(&self, epoch: &mut Epoch<'run>, must_sync: bool) -> Result<StepContext> {
+    fn context(&self, epoch: &mut Epoch<'run, T>, must_sync: bool) -> Result<StepContext> {
         let session = self.session;
         let step = self.progress.step;
         let method = &session.config.sync.method;
@@ -278,16 +263,9 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
             }
             None => must_sync,
         };
-        let weight = |index: usize| session.class_weights[session.data.train.label(index)];
-        let weight_sum = |plan: &ShardPlan| {
-            plan.global_batch(self.progress.step_in_epoch as usize)
-                .map(weight)
-                .sum()
-        };
         Ok(StepContext {
             epoch: self.progress.epoch,
             step,
-            weight_sum: epoch.weighted.as_ref().map(weight_sum),
             learning_rate: self.schedule.at(self.progress.schedule_step()),
             must_sync,
             keeps_gradients: false,
@@ -300,33 +278,33 @@ impl<'run, M: ImageClassifier> Training<'run, M> {
     /// are known now.
     fn add_scores(
         &mut self,
-        epoch: &mut Epoch<'_>,
+        epoch: &mut Epoch<'_, T>,
         end: &StepEnd,
         must_be_complete: bool,
     ) -> Result<Option<ScoreSums>> {
-        let mut scores = end.scores;
-        epoch.own += scores.unwrap_or_default();
+        let mut scores = end.scores.clone();
+        epoch.own += scores.clone().unwrap_or_default();
         if must_be_complete || end.stop || epoch.last_scores.is_none() {
             let rest = self.stepper.wait(&self.times.timer)?;
-            epoch.own += rest.unwrap_or_default();
+            epoch.own += rest.clone().unwrap_or_default();
             scores = rest.or(scores);
         }
-        epoch.last_scores = scores.or(epoch.last_scores);
+        epoch.last_scores = scores.clone().or(epoch.last_scores.take());
         Ok(scores)
     }
 
     /// Sums the scores of the epoch so far over all ranks and sessions, and writes the hashes of
     /// its steps.
     /// Collective: all ranks.
-    fn total_scores(&mut self, epoch: &Epoch<'_>) -> Result<()> {
+    fn total_scores(&mut self, epoch: &Epoch<'_, T>) -> Result<()> {
         let communicator = &*self.session.communicator;
         if let Some(hashes) = &mut self.hashes {
             hashes.write(self.stepper.layout(), communicator, self.session.reporter)?;
         }
         self.own_noise += self.stepper.take_noise();
         let mut further = [self.own_noise.small, self.own_noise.num_small];
-        self.progress.epoch_scores = total_scores_with(communicator, epoch.own, &mut further)?;
-        self.progress.epoch_scores += epoch.earlier;
+        self.progress.epoch_scores = total_scores_with(communicator, &epoch.own, &mut further)?;
+        self.progress.epoch_scores += epoch.earlier.clone();
         self.noise = NoiseSums {
             small: further[0],
             num_small: further[1],
@@ -389,7 +367,7 @@ fn without_gradient(paths: &[&str]) -> Option<String> {
     })
 }
 
-fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
+fn shard_plan<T: Task>(session: &Session<'_, T>, epoch: u64) -> Result<ShardPlan> {
     let config = session.config;
     let rank = session.communicator.rank();
     let world_size = session.communicator.world_size();
@@ -406,42 +384,16 @@ fn shard_plan(session: &Session<'_>, epoch: u64) -> Result<ShardPlan> {
         num_shards,
         num_own_shards: own_shards.len(),
     };
-    Ok(match config.train_split.sampler {
-        Some(SamplerKind::Balanced) => ShardPlan::balanced(shard, &*session.data.train)?,
-        _ => ShardPlan::new(shard)?,
-    })
+    Ok(session.data.train.plan(shard)?)
 }
 
-/// Returns the shape of an epoch's images, if it changes with the epoch.
-fn image_shape(session: &Session<'_>, epoch: u64) -> Option<ImageShape> {
-    let config = session.config;
-    let resolution = config.data.resolution()?;
-    let side = resolution.in_epoch(epoch, config.schedule.planned_epochs());
-    resolution.varies().then(|| ImageShape {
-        height: side,
-        width: side,
-        ..session.data.train.image_shape()
-    })
-}
-
-fn loader_config(session: &Session<'_>, progress: &Progress) -> LoaderConfig {
+fn loader_config<T: Task>(session: &Session<'_, T>, progress: &Progress) -> LoaderConfig {
     let config = session.config;
     LoaderConfig {
-        image_shape: image_shape(session, progress.epoch),
-        augment: data::augment(&config.train_split),
-        mix: Mix {
-            mixup: config.train_split.mixup,
-            cutmix: config.train_split.cutmix,
-        },
-        raw: config.compute.input == InputKind::Device,
         seed: config.run.seed,
         epoch: progress.epoch,
         first_step: progress.step_in_epoch as usize,
-        ..LoaderConfig::new(
-            config.micro_batch_size(),
-            session.data.normalization.clone(),
-        )
-        .with_threads(config.data.loader_threads)
+        ..LoaderConfig::new(config.micro_batch_size()).with_threads(config.data.loader_threads)
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use datasets::ImageDataset;
+use datasets::Samples;
 use distributed::replica::check_fingerprint;
 use distributed::watchdog::Phase;
 use records::{EpochRecord, EvaluationByClass, FinalTest, Manifest, file};
@@ -24,7 +24,6 @@ use crate::measure::gather::{self, RankTimes, SessionTimes};
 use crate::measure::manifest::bearing_on_bits;
 use crate::measure::timer::Timer;
 use crate::measure::trace::TraceClock;
-use crate::model::ImageClassifier;
 use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
@@ -40,6 +39,7 @@ use crate::step::ema::Ema;
 use crate::step::gradient_noise::{NoiseBatches, NoiseSums};
 use crate::step::sync_plan::vain_compression;
 use crate::step::{Clip, StepConfig, Stepper};
+use crate::task::Task;
 
 /// Result of a session, equal on all ranks but for the model's local norm statistics and for
 /// `world`.
@@ -67,11 +67,12 @@ pub struct Outcome<M> {
 /// # Errors
 /// If data cannot be read, output cannot be written, a loss or gradient is not finite, or
 /// the replicas differ.
-pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcome<M>> {
+pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome<T::Model>> {
     let config = session.config;
     let reporter = session.reporter;
     let communicator = &*session.communicator;
     let mut stepper = Stepper::new(
+        Arc::clone(&session.task),
         model,
         step_config(session),
         Arc::clone(&session.communicator),
@@ -110,7 +111,7 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
     for warning in &warnings {
         reporter.warn(warning);
     }
-    let steps_per_epoch = data::steps_per_epoch(config, session.data)?;
+    let steps_per_epoch = data::steps_per_epoch(config, &*session.data.train)?;
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
     let energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
@@ -147,12 +148,12 @@ pub fn fit<M: ImageClassifier>(model: M, session: &Session<'_>) -> Result<Outcom
 }
 
 /// A run under way on one rank.
-struct Training<'a, M> {
-    session: &'a Session<'a>,
-    stepper: Stepper<M>,
+struct Training<'a, T: Task> {
+    session: &'a Session<'a, T>,
+    stepper: Stepper<T>,
     /// Average of the parameters, which is evaluated and saved in their place.
     ema: Option<Ema>,
-    checkpointer: Checkpointer<'a>,
+    checkpointer: Checkpointer<'a, T>,
     schedule: LearningRate,
     progress: Progress,
     /// Number of steps before this session.
@@ -173,7 +174,7 @@ struct Training<'a, M> {
     test: Option<FinalTest>,
 }
 
-impl<M: ImageClassifier> Training<'_, M> {
+impl<T: Task> Training<'_, T> {
     fn save(&mut self) -> Result<()> {
         self.progress_file.enter("checkpoint");
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
@@ -206,9 +207,9 @@ impl<M: ImageClassifier> Training<'_, M> {
         let loss_scale = self.stepper.loss_scale();
         let traffic = self.stepper.take_traffic();
         let own = &world[0];
-        let train = self.progress.epoch_scores;
+        let train = &self.progress.epoch_scores;
         // Absent if every step was skipped.
-        let means = train.evaluation(BTreeMap::new());
+        let means = train.evaluation(session.task.figures(train));
         let (val, test) = match session.data.val {
             Some(_) => (scores, None),
             None => (None, scores),
@@ -217,11 +218,12 @@ impl<M: ImageClassifier> Training<'_, M> {
             epoch: self.progress.epoch,
             step: self.progress.step,
             train_loss: means.as_ref().map(|means| means.loss),
-            train_top1: means.as_ref().map(|means| means.top1),
-            train_top5: means.as_ref().map(|means| means.top5),
+            train_top1: means.as_ref().and_then(|means| means.top1),
+            train_top5: means.as_ref().and_then(|means| means.top5),
             train_num_samples: train.num_samples,
-            train_top1_correct: train.top1_correct,
-            train_top5_correct: train.top5_correct,
+            train_top1_correct: train.count("top1_correct").unwrap_or(0),
+            train_top5_correct: train.count("top5_correct").unwrap_or(0),
+            train_metrics: means.map_or_else(BTreeMap::new, |means| means.metrics),
             val,
             test,
             images_per_second: gather::images_per_second(&world),
@@ -335,27 +337,25 @@ impl<M: ImageClassifier> Training<'_, M> {
     }
 
     /// Returns the model with the average of the parameters, if one is kept.
-    fn averaged(&self) -> Option<M> {
+    fn averaged(&self) -> Option<T::Model> {
         let ema = self.ema.as_ref()?;
         Some(ema.place(self.stepper.model().clone()))
     }
 
-    fn evaluate(&self, model: &M, split: &Arc<dyn ImageDataset>) -> Result<Evaluation> {
+    fn evaluate(&self, model: &T::Model, split: &Arc<T::Samples>) -> Result<Evaluation> {
         let session = self.session;
         let config = session.config;
         let how = EvaluateConfig {
             micro_batch_size: config.micro_batch_size(),
             loader_threads: config.data.loader_threads,
             input: config.compute.input,
-            loss: Arc::clone(&session.loss),
-            metrics: session.metrics.clone(),
             reporter: session.reporter.clone(),
         };
         let _evaluation = self.times.timer.enter(Phase::Evaluation);
         evaluate(
+            &session.task,
             model,
             split,
-            &session.data.normalization,
             &how,
             &*session.communicator,
             session.device,
@@ -376,9 +376,9 @@ impl<M: ImageClassifier> Training<'_, M> {
         let Some(dataset) = dataset else {
             return Ok(());
         };
-        let names = data.train.class_names();
+        let names = T::input(data).map_or_else(Vec::new, |input| input.class_names);
         let place = (split, Some(epoch));
-        let record = evaluation.by_class(place, &**dataset, names, &*session.communicator)?;
+        let record = evaluation.by_class(place, &**dataset, &names, &*session.communicator)?;
         if let (Some(directory), Some(record)) = (session.directory, record) {
             // On one line: a confusion matrix would otherwise have a line for each number.
             let text = serde_json::to_vec(&record)?;
@@ -467,7 +467,7 @@ impl<M: ImageClassifier> Training<'_, M> {
 
     /// Compares the replicas for the last time and gathers the measurements of the ranks.
     /// Collective: all ranks.
-    fn end(mut self, trace: Option<TraceClock>, stopped_early: bool) -> Result<Outcome<M>> {
+    fn end(mut self, trace: Option<TraceClock>, stopped_early: bool) -> Result<Outcome<T::Model>> {
         let communicator = &*self.session.communicator;
         self.session.rank_status.enter(Phase::Ending);
         let parameter_hash =
@@ -491,7 +491,7 @@ impl<M: ImageClassifier> Training<'_, M> {
     }
 }
 
-fn step_config(session: &Session<'_>) -> StepConfig {
+fn step_config<T: Task>(session: &Session<'_, T>) -> StepConfig {
     let config = session.config;
     StepConfig {
         optimizer: config.optimizer.optimizer,
@@ -501,8 +501,6 @@ fn step_config(session: &Session<'_>) -> StepConfig {
             .clone()
             .unwrap_or_default(),
         custom_optimizer: session.custom_optimizer.clone(),
-        loss: Arc::clone(&session.loss),
-        class_weights: session.class_weights.clone(),
         clip: config
             .optimizer
             .clip_grad_norm

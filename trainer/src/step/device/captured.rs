@@ -2,14 +2,16 @@
 //! launches, each of which costs the CPU more than the GPU.
 //!
 //! In: a model, its optimizer on the device, batches. Out: steps of the captured shape.
-//! Invariant: whatever a replay reads and writes stays where it lies: images, labels, the update's
+//! Invariant: whatever a replay reads and writes stays where it lies: the batch, the update's
 //! scalars, parameters, moments and norm statistics.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use anyhow::Result;
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use datasets::{DeviceBatch, ImageBatch, Targets};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+use datasets::{MicroBatch, OnDevice};
 use distributed::replica::{ParameterLayout, replace, take_gradients, tensors};
 use distributed::watchdog::Phase;
 use gpu::CapturedStep;
@@ -20,34 +22,31 @@ use super::optimizer::DeviceOptimizer;
 use super::placement::ORDER;
 use super::{DeviceReplica, Output, UnreadStep, clipped};
 use crate::measure::timer::Timer;
-use crate::model::ImageClassifier;
-use crate::model::loss::Loss;
 use crate::step::config::{Clip, Step, StepConfig};
+use crate::task::{BatchOf, Task};
 
 /// Steps of one shape before a step is captured: by then its kernels are chosen and compiled.
 const STEPS_BEFORE: usize = 3;
 
 /// The captured step of a training, if there is one, and the conditions to use it.
 #[derive(Debug)]
-pub(super) struct Capture {
+pub(super) struct Capture<T: Task> {
     clip: Option<Clip>,
-    loss: Arc<dyn Loss>,
+    task: Arc<T>,
     /// False once the device or the batches turned out not to allow it.
     is_possible: bool,
     shapes: Shapes,
-    captured: Option<CapturedTraining>,
+    captured: Option<CapturedTraining<T>>,
 }
 
-impl Capture {
-    /// Returns `None` if the process, the loss or the device does not allow it.
-    pub(super) fn new(config: &StepConfig, device: &Device) -> Option<Self> {
+impl<T: Task> Capture<T> {
+    /// Returns `None` if the process or the device does not allow it.
+    pub(super) fn new(task: &Arc<T>, config: &StepConfig, device: &Device) -> Option<Self> {
         // A device without its own memory launches no kernels.
-        let is_possible = !Switches::current().no_capture
-            && config.loss.is_recordable()
-            && device.memory_pool_usage().is_some();
+        let is_possible = !Switches::current().no_capture && device.memory_pool_usage().is_some();
         is_possible.then(|| Self {
             clip: config.clip,
-            loss: Arc::clone(&config.loss),
+            task: Arc::clone(task),
             is_possible,
             shapes: Shapes::default(),
             captured: None,
@@ -66,11 +65,11 @@ impl Capture {
 
     /// Runs the step as a replay, and captures it first if its shape has come often enough. Returns
     /// false if the step must run otherwise.
-    pub(super) fn replay<M: ImageClassifier>(
+    pub(super) fn replay(
         &mut self,
-        model: &mut M,
-        replica: &mut DeviceReplica,
-        batches: &[DeviceBatch],
+        model: &mut T::Model,
+        replica: &mut DeviceReplica<T>,
+        batches: &[MicroBatch<BatchOf<T>>],
         step: &Step,
         timer: &Timer,
     ) -> Result<bool> {
@@ -84,11 +83,11 @@ impl Capture {
         Ok(is_replayed)
     }
 
-    fn try_replay<M: ImageClassifier>(
+    fn try_replay(
         &mut self,
-        model: &mut M,
-        replica: &mut DeviceReplica,
-        batches: &[DeviceBatch],
+        model: &mut T::Model,
+        replica: &mut DeviceReplica<T>,
+        batches: &[MicroBatch<BatchOf<T>>],
         step: &Step,
         timer: &Timer,
     ) -> Result<bool> {
@@ -97,42 +96,39 @@ impl Capture {
             && step.loss_scale == 1
             && !step.context.keeps_gradients
             && step.num_own > 0
-            && model.is_recordable();
-        let [batch] = batches else {
+            && step.weight_factor.is_none()
+            && self.task.is_recordable(model);
+        let [MicroBatch { batch, .. }] = batches else {
             return Ok(false);
         };
-        let shape = batch.shape;
-        let shape = [
-            batch.num_samples(),
-            shape.height,
-            shape.width,
-            shape.channels,
-        ];
-        let captured_shape = self.captured.as_ref().map(|captured| captured.shape);
-        let has_settled = can_replay && self.shapes.has_settled(shape);
-        let fits = captured_shape == Some(shape);
-        if !can_replay || !(fits || has_settled) {
+        if !can_replay {
             return Ok(false);
         }
         let _forward = timer.enter(Phase::Forward);
-        let ImageBatch { images, targets } = batch.clone().into_images();
-        if targets.mixed.is_some() {
+        let Some(inputs) = batch.flat() else {
             self.is_possible = false;
-        } else if !fits {
+            return Ok(false);
+        };
+        let shape: Vec<usize> = inputs.iter().map(|input| input.dims()[0]).collect();
+        let captured_shape = self.captured.as_ref().map(|captured| &captured.shape);
+        let fits = captured_shape == Some(&shape);
+        let has_settled = self.shapes.has_settled(&shape);
+        if !(fits || has_settled) {
+            return Ok(false);
+        }
+        if !fits {
             self.update_model(model, &replica.optimizer);
             // Ahead of the capture, as it takes as much memory.
             self.captured = None;
             // No thread may read while the device captures.
             replica.settle(timer)?;
-            let loss = Arc::clone(&self.loss);
-            let labels = targets.labels.clone();
             self.captured = CapturedTraining::capture(
                 model,
                 &mut replica.optimizer,
                 self.clip,
-                loss,
-                images.clone(),
-                labels,
+                &self.task,
+                (batch, &inputs),
+                step.divisor,
             );
             self.is_possible = self.captured.is_some();
         }
@@ -146,11 +142,11 @@ impl Capture {
         };
         captured.enter(model, &mut replica.optimizer);
         let scalars = replica.optimizer.next_scalars(step.context.learning_rate);
-        let made = captured.replay(images, targets.labels, scalars);
+        let made = captured.replay(inputs, scalars);
         let output = Output {
-            logits: made.logits,
+            read: made.read,
             loss_sum: made.loss_sum,
-            labels: batch.labels.clone(),
+            size: (batches[0].num_samples, batches[0].weight),
         };
         replica.unread = Some(UnreadStep {
             step: step.context.step,
@@ -162,11 +158,7 @@ impl Capture {
     }
 
     /// Gives `model` what replays have changed.
-    pub(super) fn update_model<M: ImageClassifier>(
-        &mut self,
-        model: &mut M,
-        optimizer: &DeviceOptimizer,
-    ) {
+    pub(super) fn update_model(&mut self, model: &mut T::Model, optimizer: &DeviceOptimizer) {
         if let Some(captured) = &mut self.captured
             && captured.latest == Latest::Captured
         {
@@ -186,19 +178,19 @@ enum Latest {
     Both,
 }
 
-/// The shape of the last steps' images.
+/// The lengths of the last steps' inputs.
 #[derive(Debug, Default)]
 struct Shapes {
-    last: [usize; 4],
+    last: Vec<usize>,
     num_alike: usize,
 }
 
 impl Shapes {
-    /// Takes the shape of the next step's images. Returns true if it has come often enough for a
+    /// Takes the shape of the next step's inputs. Returns true if it has come often enough for a
     /// capture.
-    fn has_settled(&mut self, shape: [usize; 4]) -> bool {
+    fn has_settled(&mut self, shape: &[usize]) -> bool {
         if shape != self.last {
-            self.last = shape;
+            self.last = shape.to_vec();
             self.num_alike = 0;
         }
         self.num_alike += 1;
@@ -209,7 +201,8 @@ impl Shapes {
 /// The results of a step, in tensors that no other step uses.
 #[derive(Clone, Debug)]
 struct Made {
-    logits: Tensor<2>,
+    /// As [`Task::to_read`] returned them.
+    read: Vec<Tensor<1>>,
     loss_sum: Tensor<1>,
     /// As [`clipped`] makes it.
     zero: Tensor<1>,
@@ -218,12 +211,11 @@ struct Made {
 
 /// A captured step and the tensors that it reads and writes.
 #[derive(Debug)]
-struct CapturedTraining {
-    /// Flat, since a device may pad the rows of a matrix.
-    images: Tensor<1>,
-    shape: [usize; 4],
-    /// In f32.
-    labels: Tensor<1>,
+struct CapturedTraining<T> {
+    /// The batch, flat, since a device may pad the rows of a matrix.
+    inputs: Vec<Tensor<1>>,
+    /// The lengths of the inputs.
+    shape: Vec<usize>,
     /// Scalars of the update, in the optimizer's order.
     scalars: Vec<Tensor<1>>,
     /// Parameters and moments.
@@ -233,26 +225,29 @@ struct CapturedTraining {
     /// The results, and what must be kept until they are there.
     graph: CapturedStep<(Made, Vec<Tensor<1>>)>,
     latest: Latest,
+    task: PhantomData<fn() -> T>,
 }
 
-impl CapturedTraining {
-    /// Captures a step on such a batch. Values of model and optimizer stay, but lie where the
-    /// captured step changes them. Returns `None` if the device captures nothing.
-    ///
-    /// # Shapes
-    /// `images`: `[N, H, W, C]`; `labels`: `[N]`.
-    fn capture<M: ImageClassifier>(
-        model: &mut M,
+impl<T: Task> CapturedTraining<T> {
+    /// Captures a step on such a batch, whose losses are divided by `divisor`. Values of model and
+    /// optimizer stay, but lie where the captured step changes them. Returns `None` if the device
+    /// captures nothing.
+    fn capture(
+        model: &mut T::Model,
         optimizer: &mut DeviceOptimizer,
         clip: Option<Clip>,
-        loss: Arc<dyn Loss>,
-        images: Tensor<4>,
-        labels: Tensor<1, Int>,
+        task: &Arc<T>,
+        (batch, inputs): (&BatchOf<T>, &[Tensor<1>]),
+        divisor: usize,
     ) -> Option<Self> {
-        let shape = images.dims();
-        let images = copied(images.inner().flatten(0, 3));
-        let labels = copied(labels.inner().float());
-        let device = images.device();
+        let shape = inputs.iter().map(|input| input.dims()[0]).collect();
+        let inputs: Vec<_> = inputs
+            .iter()
+            .cloned()
+            .map(Tensor::inner)
+            .map(copied)
+            .collect();
+        let device = inputs.first()?.device();
         // Counted on a copy: this is no update.
         let scalars = optimizer.clone().next_scalars(0.0).into_iter();
         let scalars: Vec<_> = scalars.map(|value| scalar(value, &device)).collect();
@@ -270,19 +265,22 @@ impl CapturedTraining {
             let optimizer = optimizer.clone();
             let layout = layout.clone();
             let statistics = statistics.clone();
-            let images = images.clone();
-            let labels = labels.clone();
+            let batch = batch.clone();
+            let inputs = inputs.clone();
+            let task = Arc::clone(task);
             let scalars = scalars.clone();
             move || {
                 let model = placed(model.clone(), &optimizer, &layout, &statistics);
-                let labels: Tensor<1, Int> = Tensor::from_inner(labels.clone().int());
-                let num_samples = labels.dims()[0];
-                let images = Tensor::from_inner(images.clone().reshape(shape));
-                let logits = PassContext::default()
-                    .scope(|| model.forward(images))
-                    .cast(FloatDType::F32);
-                let loss_sum = loss.sum(logits.clone(), Targets::of(labels));
-                let mean = loss_sum.clone().mul_scalar(1.0 / num_samples as f64);
+                let inputs = inputs.iter().cloned().map(Tensor::from_inner).collect();
+                let batch = batch.with_flat(inputs);
+                let (read, loss_sum) = PassContext::default().scope(|| {
+                    let outputs = task
+                        .forward(&model, &batch)
+                        .expect("earlier steps of this shape have run");
+                    let loss_sum = task.loss_sum(&outputs, &batch);
+                    (task.to_read(&outputs, &batch), loss_sum)
+                });
+                let mean = loss_sum.clone().mul_scalar(1.0 / divisor as f64);
                 let placement = optimizer.placement();
                 let gradients = take_gradients(&model, placement.layout(), ORDER, mean.backward());
                 let gradient = placement.joined(gradients);
@@ -299,7 +297,7 @@ impl CapturedTraining {
                     .chain(tensors(&model, &layout, ORDER));
                 let written = old.zip(new).map(|(at, new)| overwrite(&at, new));
                 let made = Made {
-                    logits: logits.inner(),
+                    read: read.into_iter().map(Tensor::inner).collect(),
                     loss_sum: loss_sum.inner(),
                     zero,
                     gradient,
@@ -322,32 +320,31 @@ impl CapturedTraining {
         drop(restored);
         *model = placed(model.clone(), optimizer, &layout, &statistics);
         Some(Self {
-            images,
+            inputs,
             shape,
-            labels,
             scalars,
             flat,
             statistics,
             layout,
             graph,
             latest: Latest::Both,
+            task: PhantomData,
         })
     }
 
     /// Runs the step, with these scalars of its update.
-    fn replay(&mut self, images: Tensor<4>, labels: Tensor<1, Int>, scalars: Vec<f64>) -> Made {
-        let device = self.images.device();
-        let mut given = vec![
-            overwrite(&self.images, images.inner().flatten(0, 3)),
-            overwrite(&self.labels, labels.inner().float()),
-        ];
+    fn replay(&mut self, inputs: Vec<Tensor<1>>, scalars: Vec<f64>) -> Made {
+        let device = self.inputs[0].device();
+        let given = self.inputs.iter().zip(inputs);
+        let given = given.map(|(at, input)| overwrite(at, input.inner()));
+        let mut given: Vec<_> = given.collect();
         for (at, value) in self.scalars.iter().zip(scalars) {
             given.push(overwrite(at, scalar(value, &device)));
         }
         let (made, _) = self.graph.replay();
         drop(given);
         Made {
-            logits: copied(made.logits.clone()),
+            read: made.read.iter().cloned().map(copied).collect(),
             loss_sum: copied(made.loss_sum.clone()),
             zero: copied(made.zero.clone()),
             gradient: copied(made.gradient.clone()),
@@ -356,13 +353,13 @@ impl CapturedTraining {
 
     /// Prepares a replay: takes what other steps made of model and optimizer, which from now on lie
     /// where the captured step changes them.
-    fn enter<M: ImageClassifier>(&mut self, model: &mut M, optimizer: &mut DeviceOptimizer) {
+    fn enter(&mut self, model: &mut T::Model, optimizer: &mut DeviceOptimizer) {
         if self.latest == Latest::Model {
             let at = self.flat.iter().chain(&self.statistics);
             let statistics = tensors(model, &self.layout, ORDER);
             let new = optimizer.flat().into_iter().chain(statistics);
             let taken: Vec<_> = at.zip(new).map(|(at, new)| overwrite(at, new)).collect();
-            wait(&self.images.device());
+            wait(&self.inputs[0].device());
             drop(taken);
             optimizer.replace_flat(&self.flat);
             *model = self.place(model.clone(), optimizer);
@@ -371,13 +368,13 @@ impl CapturedTraining {
     }
 
     /// Returns `model` with what the replays made of it.
-    fn place<M: ImageClassifier>(&self, model: M, optimizer: &DeviceOptimizer) -> M {
+    fn place(&self, model: T::Model, optimizer: &DeviceOptimizer) -> T::Model {
         placed(model, optimizer, &self.layout, &self.statistics)
     }
 }
 
 /// Returns `model` on these parameters and norm statistics.
-fn placed<M: ImageClassifier>(
+fn placed<M: Module>(
     model: M,
     optimizer: &DeviceOptimizer,
     layout: &ParameterLayout,
@@ -409,8 +406,8 @@ mod tests {
     fn a_shape_has_settled_after_three_times_in_a_row() {
         let mut shapes = Shapes::default();
         let settled = "aaabaaaaabaabbbbaa".chars().map(|name| {
-            let shape = [name as usize, 32, 32, 3];
-            if shapes.has_settled(shape) { 'o' } else { '.' }
+            let shape = [name as usize, 32];
+            if shapes.has_settled(&shape) { 'o' } else { '.' }
         });
         assert_eq!(settled.collect::<String>(), ".......oo......o..");
     }

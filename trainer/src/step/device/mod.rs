@@ -9,10 +9,12 @@ mod captured;
 mod optimizer;
 mod placement;
 
+use std::sync::Arc;
+
 use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use datasets::DeviceBatch;
+use datasets::MicroBatch;
 use distributed::gradients::locate_non_finite;
 use distributed::replica::{ParameterLayout, take_gradients};
 use distributed::watchdog::Phase;
@@ -24,17 +26,18 @@ use self::placement::{ORDER, Placement};
 use super::config::{Clip, Step, StepConfig};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
-use crate::model::{ImageClassifier, UnreadScore, floats};
+use crate::model::floats;
 use crate::step::readback::Readback;
+use crate::task::{BatchOf, Scores, Task, UnreadPass};
 
 /// Steps whose results may be unread: the next one is queued while the device computes one.
 pub(super) const MOST_UNREAD: usize = 1;
 
 /// The gradients, scores and parameters of one rank that no other rank waits for.
 #[derive(Debug)]
-pub(super) struct DeviceReplica {
+pub(super) struct DeviceReplica<T: Task> {
     pub(super) optimizer: DeviceOptimizer,
-    capture: Option<Capture>,
+    capture: Option<Capture<T>>,
     /// Results of the forward passes of the step under way.
     pub(super) outputs: Vec<Output>,
     sum: Option<Tensor<1>>,
@@ -52,9 +55,11 @@ pub(super) struct DeviceReplica {
 /// The results of a forward pass, detached.
 #[derive(Debug)]
 pub(super) struct Output {
-    pub(super) logits: Tensor<2>,
+    /// As [`Task::to_read`] returned them.
+    pub(super) read: Vec<Tensor<1>>,
     pub(super) loss_sum: Tensor<1>,
-    pub(super) labels: Vec<u32>,
+    /// Number of samples and their weight.
+    pub(super) size: (usize, f64),
 }
 
 /// A step that may turn out not to be finite.
@@ -70,7 +75,7 @@ struct UnreadStep {
 /// A step's results that the device may still be computing.
 struct Results {
     step: u64,
-    scores: Vec<UnreadScore>,
+    passes: Vec<UnreadPass>,
     zero: TensorData,
     gradient: Tensor<1>,
 }
@@ -81,12 +86,17 @@ struct Scored {
     fault: Option<CollectiveError>,
 }
 
-impl DeviceReplica {
+impl<T: Task> DeviceReplica<T> {
     /// Returns a replica at rest with the parameters of `model`.
     ///
     /// # Errors
     /// If the device has no such optimizer.
-    pub(super) fn new<M: Module>(config: &StepConfig, model: &M, device: &Device) -> Result<Self> {
+    pub(super) fn new(
+        task: Arc<T>,
+        config: &StepConfig,
+        model: &T::Model,
+        device: &Device,
+    ) -> Result<Self> {
         let layout = ParameterLayout::new(model);
         let optimizer = DeviceOptimizer::new(config.optimizer, &layout, model, device);
         let optimizer = optimizer.ok_or_else(|| {
@@ -95,23 +105,23 @@ impl DeviceReplica {
         })?;
         let placement = optimizer.placement().clone();
         Ok(Self {
-            capture: Capture::new(config, device),
+            capture: Capture::new(&task, config, device),
             optimizer,
             outputs: Vec::new(),
             sum: None,
             kept: None,
             unread: None,
-            readback: Readback::start(move |results: Results| results.read(&placement)),
+            readback: Readback::start(move |results: Results| results.read(&*task, &placement)),
             read: None,
             unused: None,
         })
     }
 
     /// Replays a captured step, if one fits. Returns true if this was the step.
-    pub(super) fn replay<M: ImageClassifier>(
+    pub(super) fn replay(
         &mut self,
-        model: &mut M,
-        batches: &[DeviceBatch],
+        model: &mut T::Model,
+        batches: &[MicroBatch<BatchOf<T>>],
         step: &Step,
         timer: &Timer,
     ) -> Result<bool> {
@@ -195,8 +205,8 @@ impl DeviceReplica {
             let outputs = unread.outputs.into_iter();
             self.readback.send(Results {
                 step: unread.step,
-                scores: outputs
-                    .map(|output| UnreadScore::new(output.logits, output.loss_sum, output.labels))
+                passes: outputs
+                    .map(|output| UnreadPass::new(output.read, output.loss_sum, output.size))
                     .collect(),
                 zero: unread.zero.into_data(),
                 gradient: unread.gradient,
@@ -225,9 +235,9 @@ impl DeviceReplica {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub(super) fn wait<M: ImageClassifier>(
+    pub(super) fn wait(
         &mut self,
-        model: &mut M,
+        model: &mut T::Model,
         timer: &Timer,
     ) -> Result<Option<ScoreSums>> {
         if let Some(capture) = &mut self.capture {
@@ -257,11 +267,12 @@ impl DeviceReplica {
 }
 
 impl Results {
-    fn read(self, placement: &Placement) -> Result<Scored> {
-        let mut sums = ScoreSums::default();
-        for score in self.scores {
-            sums += score.read()?;
+    fn read<T: Task>(self, task: &T, placement: &Placement) -> Result<Scored> {
+        let mut scores = Scores::default();
+        for pass in self.passes {
+            pass.add_to(task, &mut scores)?;
         }
+        let sums = scores.sums;
         let is_gradient_finite = floats(self.zero)?.iter().all(|zero| zero.is_finite());
         let fault = if !sums.loss_sum.is_finite() {
             Some(CollectiveError::NonFinite {

@@ -38,10 +38,9 @@ pub use self::servers::{check_threads, serve};
 use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, SyncMode};
 use super::sync_plan::{bucket_cap_bytes, own_shards};
 use crate::config::SyncMethod;
-use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
-use crate::model::UnreadScore;
 use crate::step::gradient_noise::NoiseSums;
+use crate::task::{Scores, Task, UnreadPass};
 
 /// The buckets, the optimizer and the synchronisation of one rank.
 #[derive(Debug)]
@@ -50,7 +49,7 @@ pub(super) struct HostReplica {
     pub(super) hook: Arc<BucketHook>,
     pub(super) noise: NoiseSums,
     /// Scores of the step under way.
-    pub(super) scores: ScoreSums,
+    pub(super) scores: Scores,
     /// The last step's gradient, if it was kept.
     pub(super) kept: Option<Vec<f32>>,
     optimizer: Optimizer,
@@ -128,7 +127,7 @@ impl HostReplica {
             hook: Arc::new(BucketHook::new(reducer.collector(), config.sync.update)),
             reducer,
             noise: NoiseSums::default(),
-            scores: ScoreSums::default(),
+            scores: Scores::default(),
             kept: None,
             optimizer,
             shards,
@@ -139,7 +138,7 @@ impl HostReplica {
     }
 
     pub(super) fn begin<M: Module>(&mut self, model: &M, step: &Step) {
-        self.scores = ScoreSums::default();
+        self.scores = Scores::default();
         self.kept = None;
         if let Some(shards) = &mut self.shards {
             shards.begin_step(model);
@@ -151,12 +150,13 @@ impl HostReplica {
     }
 
     /// Takes the results of a forward pass with samples, for which it waits.
-    pub(super) fn end_forward<M: Module>(
+    pub(super) fn end_forward<T: Task>(
         &mut self,
-        model: &mut M,
-        score: UnreadScore,
+        task: &T,
+        model: &mut T::Model,
+        pass: UnreadPass,
     ) -> Result<()> {
-        self.scores += score.read()?;
+        pass.add_to(task, &mut self.scores)?;
         if let Some(shards) = &mut self.shards {
             shards.end_shard(model);
         }
@@ -190,7 +190,7 @@ impl HostReplica {
             plan_hash: self.reducer.plan().hash(),
             stop: step.context.stop,
             num_samples: step.num_own as u64,
-            finite: self.scores.loss_sum.is_finite() && is_finite,
+            finite: self.scores.sums.loss_sum.is_finite() && is_finite,
         }
     }
 
@@ -221,7 +221,7 @@ impl HostReplica {
                 optimizer.update(step.context.learning_rate, gradients.buckets());
                 *model = optimizer.place(model.clone());
             }
-            self.is_finite &= is_finite && self.scores.loss_sum.is_finite();
+            self.is_finite &= is_finite && self.scores.sums.loss_sum.is_finite();
         }
         let mut agreed = self.agreed();
         if let Some(shards) = &mut self.shards {

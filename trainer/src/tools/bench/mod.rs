@@ -7,24 +7,22 @@
 
 mod profile;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use datasets::{
-    DeviceBatch, LoadedStep, Loader, LoaderConfig, ShardConfig, ShardPlan, SyntheticConfig,
-    synthetic,
-};
+use datasets::{LoadedStep, Loader, LoaderConfig, Samples, ShardConfig, ShardPlan};
 use distributed::Communicator;
 use distributed::watchdog::{Phase, RankStatus};
 use layers::timing::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{
-    BatchNormKind, BenchConfig, InputKind, Kernels, LossScaling, OptimizerChoice, PlacementKind,
-    SgdConfig, SyncMethod, scaling_method_name,
+    BatchNormKind, BenchConfig, Kernels, LossScaling, OptimizerChoice, PlacementKind, SgdConfig,
+    SyncMethod, scaling_method_name,
 };
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{RankTimes, joules_per_image, peak_memory_bytes, slowest_rank};
@@ -32,18 +30,14 @@ use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::process_memory::minor_page_faults;
 use crate::measure::timer::{Timer, seconds_since_1970};
 use crate::measure::trace::{self, TraceClock};
-use crate::model::ImageClassifier;
-use crate::model::family::{ModelFamily, ModelRequest, build};
+use crate::model::family::ModelRequest;
 use crate::model::input::Input;
-use crate::model::loss;
 use crate::step::sync_plan::{own_shards, vain_compression};
 use crate::step::{self, StepConfig, StepContext, Stepper};
+use crate::task::{BatchOf, Opening, Purpose, Setup, Task, build};
 use crate::tools::device_kernels::observed;
 use crate::tools::job;
 use crate::world::ranks::{Role, World};
-
-/// Number of different batches.
-const NUM_BATCHES: usize = 4;
 
 /// Number of additional steps, in which the kernels of a GPU are counted and timed.
 const NUM_OBSERVED: usize = 4;
@@ -95,15 +89,29 @@ impl Measurement {
 // tidy: long function because it ends with one record of all results
 /// Measures training steps. Returns `None` on a rank that only serves parameters.
 /// Collective: all ranks.
-pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
+pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Measurement>> {
     trace::check(config.sync.trace.as_deref(), &[], &*world.communicator)?;
     let (device, threads) = world.prepare_compute(&config.compute)?;
     let training_device = device.clone().autodiff();
+    let args: T::Args = config.model.read()?;
+    let opening = Opening {
+        purpose: Purpose::Bench(config),
+        communicator: &*world.communicator,
+        reporter: &world.reporter,
+    };
+    let data = T::open(&args, &opening)?;
+    let setup = Setup {
+        purpose: Purpose::Bench(config),
+        samples: &*data.train,
+        input: None,
+        device: &device,
+    };
+    let task = Arc::new(T::new(&args, &setup)?);
     let request = ModelRequest {
         seed: config.seed,
         ..ModelRequest::new(config.num_classes, &config.compute, &training_device)
     };
-    let model = build::<F>(&config.model, &request)?;
+    let model = build(&*task, &args, &request)?;
     let step_config = step_config(config, &world.rank_status);
     let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
         Role::Worker {
@@ -121,7 +129,7 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
             return Ok(None);
         }
     };
-    let batches = batches(config, &*communicator)?;
+    let batches = batches(config, data.train, &*communicator)?;
     if let Some(directory) = &config.export_job {
         let job = job::job(
             config,
@@ -130,13 +138,20 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
             LEARNING_RATE,
             &SGD,
         )?;
-        job::export(directory, &job, &model, &batches, &*communicator)?;
+        let batches = (&batches as &dyn Any).downcast_ref::<Vec<LoadedStep>>();
+        let batches = batches.with_context(|| {
+            format!(
+                "--export-job: expected a program of image classifiers, got one of the task {}",
+                T::NAME
+            )
+        })?;
+        job::export(directory, &job, &model, batches, &*communicator)?;
     }
     let step_config = StepConfig {
         server_link,
         ..step_config
     };
-    let mut stepper = Stepper::new(model, step_config, Arc::clone(&communicator), &device)?;
+    let mut stepper = Stepper::new(task, model, step_config, Arc::clone(&communicator), &device)?;
     if let Some(vain) = vain_compression(&config.sync.method, || stepper.reduction_state()) {
         bail!(vain);
     }
@@ -224,11 +239,11 @@ pub fn measure<F: ModelFamily>(config: &BenchConfig, world: &World) -> Result<Op
 }
 
 /// Runs additional steps that count and time the kernels of a GPU.
-fn device_kernels<M: ImageClassifier>(
+fn device_kernels<T: Task>(
     num_steps: usize,
     num_observed: usize,
-    stepper: &mut Stepper<M>,
-    input: &mut Input,
+    stepper: &mut Stepper<T>,
+    input: &mut Input<BatchOf<T>>,
 ) -> Result<Option<DeviceKernels>> {
     observed(num_observed, || {
         let timer = Timer::default();
@@ -260,10 +275,10 @@ struct Measured {
 }
 
 /// Runs the warm-up and the measured steps. Also returns the kernel calls of the last step.
-fn measure_steps<M: ImageClassifier>(
+fn measure_steps<T: Task>(
     config: &BenchConfig,
     world: &World,
-    (stepper, input): (&mut Stepper<M>, &mut Input),
+    (stepper, input): (&mut Stepper<T>, &mut Input<BatchOf<T>>),
     trace: Option<&TraceClock>,
     communicator: &dyn Communicator,
 ) -> Result<(Measured, KernelCalls)> {
@@ -363,7 +378,7 @@ fn num_observed(config: &BenchConfig, communicator: &dyn Communicator) -> Result
     })
 }
 
-fn next_step(input: &mut Input, timer: &Timer) -> Result<LoadedStep<DeviceBatch>> {
+fn next_step<B: Send + 'static>(input: &mut Input<B>, timer: &Timer) -> Result<LoadedStep<B>> {
     let _data = timer.enter(Phase::Data);
     Ok(input
         .next()
@@ -381,13 +396,13 @@ fn context(step: usize) -> StepContext {
 /// Returns the mean loss of each step over the samples of all ranks.
 fn global_losses(communicator: &dyn Communicator, own: &[ScoreSums]) -> Result<Vec<f64>> {
     let mut sums: Vec<f64> = own.iter().map(|scores| scores.loss_sum).collect();
-    let mut counts: Vec<u64> = own.iter().map(|scores| scores.num_samples).collect();
+    let mut weights: Vec<f64> = own.iter().map(|scores| scores.weight).collect();
     communicator.all_reduce_sum_f64(&mut sums)?;
-    communicator.all_reduce_sum_u64(&mut counts)?;
+    communicator.all_reduce_sum_f64(&mut weights)?;
     Ok(sums
         .iter()
-        .zip(counts)
-        .map(|(sum, count)| sum / count as f64)
+        .zip(weights)
+        .map(|(sum, weight)| sum / weight)
         .collect())
 }
 
@@ -400,20 +415,12 @@ fn kernel_seconds(before: &[KernelTime], after: &[KernelTime]) -> BTreeMap<Strin
 }
 
 /// Returns this rank's share of a few global batches.
-fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<LoadedStep>> {
+fn batches<S: Samples>(
+    config: &BenchConfig,
+    samples: Arc<S>,
+    communicator: &dyn Communicator,
+) -> Result<Vec<LoadedStep<S::Batch>>> {
     let global_batch_size = config.samples_per_rank() * communicator.world_size();
-    let side = config.image_size;
-    let data = synthetic::open(&SyntheticConfig {
-        num_train: NUM_BATCHES * global_batch_size,
-        num_test: 1,
-        num_classes: config.num_classes,
-        shape: datasets::ImageShape {
-            height: side,
-            width: side,
-            channels: 3,
-        },
-        seed: config.seed,
-    })?;
     let num_shards = config
         .sync
         .method
@@ -426,21 +433,21 @@ fn batches(config: &BenchConfig, communicator: &dyn Communicator) -> Result<Vec<
         shard_index: own_shards.start,
         num_shards,
         num_own_shards: own_shards.len(),
-        ..ShardConfig::new(data.train.len(), global_batch_size)
+        ..ShardConfig::new(samples.len(), global_batch_size)
     })?;
     let micro_batch_size = global_batch_size.div_ceil(num_shards * config.grad_accum_steps);
-    let raw = config.compute.input == InputKind::Device;
     let how = LoaderConfig {
         num_threads: 0,
-        raw,
-        ..LoaderConfig::new(micro_batch_size, data.normalization)
+        ..LoaderConfig::new(micro_batch_size)
     };
-    Ok(Loader::start(data.train, plan, how).collect::<Result<_, _>>()?)
+    let steps = Loader::start(samples, plan, how);
+    Ok(steps
+        .take(BenchConfig::NUM_BATCHES)
+        .collect::<Result<_, _>>()?)
 }
 
 fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
     StepConfig {
-        loss: loss::cross_entropy(&config.compute),
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         rank_status: Arc::clone(rank_status),

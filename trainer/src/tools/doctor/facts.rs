@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use datasets::{ImageDataset, Split};
+use datasets::{ImageSamples, Samples, Split};
 use distributed::communicator::{Launcher, check_place, check_world_size, mpi_library};
 use distributed::{Communicator, ROOT};
 use serde::{Deserialize, Serialize};
@@ -260,17 +260,17 @@ fn data(
         communicator,
         &quiet,
     );
-    let opened: Vec<(Split, &Arc<dyn ImageDataset>)> = match &splits {
+    let splits = splits.map(|splits| ImageSamples::splits(splits, false));
+    let opened: Vec<(Split, &Arc<ImageSamples>)> = match &splits {
         Ok(splits) => Split::ALL
             .into_iter()
             .filter_map(|split| Some((split, splits.get(split)?)))
             .collect(),
         Err(_) => Vec::new(),
     };
-    let to_share: Vec<&Arc<dyn ImageDataset>> =
-        opened.iter().map(|(_, samples)| *samples).collect();
+    let to_share: Vec<&Arc<ImageSamples>> = opened.iter().map(|(_, samples)| *samples).collect();
     data::share_checksums(&to_share, config.data.folder(), communicator)?;
-    let facts = |(split, samples): &(Split, &Arc<dyn ImageDataset>)| SplitFacts {
+    let facts = |(split, samples): &(Split, &Arc<ImageSamples>)| SplitFacts {
         name: split.to_string(),
         num_images: samples.len(),
         checksum: samples.checksum(),

@@ -12,23 +12,24 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, load_weights, save_safetensors};
-use datasets::ShapesDataset;
+use datasets::{ImageSamples, ShapesDataset};
 use distributed::Communicator;
 use distributed::communicator::SingleCommunicator;
 use distributed::replica::{ParameterLayout, read};
 
 use super::{Subject, reference};
 use crate::config::cli::{ModelArgs, ModelSection, TrainArgs, TrainSplitArgs};
-use crate::config::{ComputeSection, ScheduleKind};
+use crate::config::{ComputeSection, InputKind, ScheduleKind};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::model::data;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
-use crate::model::network::resnet;
+use crate::model::network::{ResNetFamily, resnet};
 use crate::run::checkpoint;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::train::Outcome;
+use crate::task::Classification;
 use crate::tools::check::{Compared, Finding};
 use crate::world::ranks::World;
 
@@ -179,20 +180,17 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
         micro_batch_size: 50,
         loader_threads: 0,
         input: subject.compute.input,
-        loss: Arc::new(CrossEntropy::default()),
-        metrics: Vec::new(),
         reporter: subject.world.reporter.clone(),
     };
     let alone: &dyn Communicator = &SingleCommunicator::new();
     let stop = &subject.world.stop;
-    let evaluation = evaluate(
-        model,
-        data::evaluated(&data)?,
-        &data.normalization,
-        &how,
-        alone,
-        device,
-        stop,
-    )?;
+    let test = Arc::clone(data::evaluated(&data)?);
+    let samples = Arc::new(ImageSamples {
+        raw: subject.compute.input == InputKind::Device,
+        ..ImageSamples::new(test, data.normalization)
+    });
+    let loss = Arc::new(CrossEntropy::default());
+    let task = Classification::<ResNetFamily>::with(loss, Vec::new());
+    let evaluation = evaluate(&Arc::new(task), model, &samples, &how, alone, device, stop)?;
     evaluation.sums.context("checkpoints: stopped by a signal")
 }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
-use burn_resnet::ResNet;
-use datasets::{LoadedStep, Loader, LoaderConfig, ShapesDataset, ShardConfig, ShardPlan};
+use datasets::{
+    ImageSamples, LoadedStep, Loader, LoaderConfig, ShapesDataset, ShardConfig, ShardPlan, Upload,
+};
 use distributed::communicator::SingleCommunicator;
 use distributed::{Communicator, try_run_ranks};
 use records::bytes;
@@ -24,8 +25,10 @@ use crate::config::{
 use crate::measure::process_memory::resident_memory_bytes;
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
-use crate::model::network::resnet;
+use crate::model::loss::CrossEntropy;
+use crate::model::network::{ResNetFamily, resnet};
 use crate::step::{StepConfig, StepContext, Stepper};
+use crate::task::Classification;
 use crate::tools::check::{Compared, Finding, Skipped};
 
 /// Learning rates, used in turn, because a replayed step must not keep the captured step's rate.
@@ -66,7 +69,7 @@ struct Lesson {
 
 /// A small network that trains with the step of `train`.
 struct Trainee {
-    stepper: Stepper<ResNet>,
+    stepper: Stepper<Classification<ResNetFamily>>,
     batches: Vec<LoadedStep>,
     timer: Timer,
     num_steps: u64,
@@ -91,7 +94,7 @@ impl Trainee {
         let micro_batch_size = lesson.batch_size.div_ceil(communicator.world_size());
         let how = LoaderConfig {
             num_threads: 0,
-            ..LoaderConfig::new(micro_batch_size, data.normalization)
+            ..LoaderConfig::new(micro_batch_size)
         };
         let model = ModelArgs::resnet(lesson.depth);
         let training_device = device.clone().autodiff();
@@ -110,9 +113,12 @@ impl Trainee {
             ..StepConfig::new(lesson.optimizer, sync)
         };
         let model = resnet(&model, &request)?;
+        let samples = Arc::new(ImageSamples::new(data.train, data.normalization));
+        let loss = Arc::new(CrossEntropy::default());
+        let task = Arc::new(Classification::with(loss, Vec::new()));
         Ok(Self {
-            stepper: Stepper::new(model, config, communicator, device)?,
-            batches: Loader::start(data.train, plan, how).collect::<Result<_, _>>()?,
+            stepper: Stepper::new(task, model, config, communicator, device)?,
+            batches: Loader::start(samples, plan, how).collect::<Result<_, _>>()?,
             timer: Timer::default(),
             num_steps: 0,
         })
