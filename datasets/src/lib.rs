@@ -65,8 +65,8 @@ pub mod error;
 
 pub use augment::{Augment, ImageShift};
 pub use batch::{
-    DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, OnDevice, Pixels, RawPixels,
-    Targets, Upload,
+    Arrays, DeviceBatch, HostBatch, ImageBatch, MixedLabels, MixedTargets, OnDevice, Pixels,
+    RawPixels, Targets, Upload,
 };
 pub use cifar::Cifar;
 pub use classes::normal_form;

@@ -8,8 +8,11 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sha2::{Digest, Sha256};
+
 use crate::batch::Upload;
 use crate::error::DatasetError;
+use crate::memory::to_hex;
 use crate::random::{Purpose, Stream};
 use crate::shard::{ShardConfig, ShardPlan};
 use crate::split::Split;
@@ -70,6 +73,13 @@ pub trait Samples: Debug + Send + Sync + 'static {
     fn adopt_checksum(&self, checksum: &str) {
         let _ = checksum;
     }
+}
+
+/// Returns the sha256 of the parts, one after the other, in hex: a [`Samples::checksum`].
+pub fn checksum(parts: &[&[u8]]) -> String {
+    let mut digest = Sha256::new();
+    parts.iter().for_each(|part| digest.update(part));
+    to_hex(&digest.finalize())
 }
 
 /// The draws of a batch in one epoch.
@@ -148,6 +158,16 @@ impl<'a> Draws<'a> {
 }
 
 impl Draw {
+    /// Returns the first draw of a sample in epoch 0, for numbers that depend on the sample alone.
+    pub fn of_sample(seed: u64, index: usize) -> Self {
+        Self {
+            seed,
+            epoch: 0,
+            index,
+            number: index,
+        }
+    }
+
     /// Returns the random numbers of this draw: a function of the seed, the epoch and the number of
     /// the draw.
     pub fn random(&self) -> Stream {

@@ -393,6 +393,17 @@ pub fn in_f32<const D: usize>(
     operation(widened(tensor)).cast(dtype)
 }
 
+/// Returns the tensor in the number format that the [`PassContext`] chooses for activations. A layer
+/// computes in the format of its input, so a model calls this on its input, and casts its output to
+/// f32.
+pub fn in_activations<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match PassContext::current().computation.activations {
+        Activations::F32 => tensor,
+        Activations::Bf16 => tensor.cast(FloatDType::BF16),
+        Activations::F16 => tensor.cast(FloatDType::F16),
+    }
+}
+
 /// Widens a tensor that is narrower than f32 to f32.
 pub(crate) fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match FloatDType::from(tensor.dtype()) {

@@ -30,7 +30,7 @@ pub use attention::attention;
 pub use context::PassContext;
 pub use elementwise::{gelu, relu6, silu};
 pub use fallback::fallback_ops;
-pub use features::{Features, in_f32, relu};
+pub use features::{Features, in_activations, in_f32, relu};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use pooling::{

@@ -5,6 +5,7 @@
 //! Shapes: images `[N, H, W, C]` (channels last), labels `[N]`.
 //! Invariant: images that the device makes from raw pixels have the bits of images from the host.
 
+mod arrays;
 mod raw;
 
 use std::borrow::Cow;
@@ -12,6 +13,7 @@ use std::borrow::Cow;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::dataset::ImageShape;
+pub use arrays::Arrays;
 pub use raw::RawPixels;
 use raw::UploadedPixels;
 

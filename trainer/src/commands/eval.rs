@@ -93,6 +93,7 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
         micro_batch_size: config.batch_size_per_rank,
         loader_threads: config.data.loader_threads,
         input: config.compute.input,
+        computation: config.compute.computation()?,
         reporter: world.reporter.clone(),
     };
     let evaluation = evaluate(

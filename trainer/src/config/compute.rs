@@ -9,6 +9,7 @@ use crate::config::choices::{
 };
 use crate::config::cli::ComputeArgs;
 use kernels::simd::Isa;
+use layers::backend::Computation;
 use serde::{Deserialize, Serialize};
 
 /// Device, number format and threads of a rank. Options that the model's family does not support
@@ -129,6 +130,20 @@ impl ComputeSection {
     /// Returns the kernels of the layers.
     pub fn kernels(&self) -> Kernels {
         self.kernels.unwrap_or_default()
+    }
+
+    /// Returns the computation of the layers.
+    ///
+    /// # Errors
+    /// If this CPU lacks the instruction set.
+    pub fn computation(&self) -> Result<Computation, ConfigError> {
+        Ok(Computation {
+            kernels: self.kernels(),
+            convolution: self.convolution.unwrap_or_default(),
+            recompute: self.recompute.unwrap_or_default(),
+            isa: instruction_set(self.cpu)?,
+            activations: self.dtype(),
+        })
     }
 
     /// Returns the number format of activations.

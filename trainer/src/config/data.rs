@@ -137,6 +137,14 @@ pub struct TrainSplitSection {
 }
 
 impl DataArgs {
+    /// Returns the flags of a task with its own data.
+    pub(super) fn of_task() -> Self {
+        Self {
+            dataset: Some(DatasetKind::Custom),
+            ..Self::default()
+        }
+    }
+
     /// Decides this section and the train split for a command that does not train.
     pub(super) fn decide_with(
         self,

@@ -93,10 +93,14 @@ impl EvalConfig {
         let compute = args.compute.decide_for(family)?;
         let timeout = timeout(args.timeout)?.as_secs();
         let weights = Self::weights(args)?;
+        if !family.has_images {
+            let plain = DataArgs::of_task();
+            family.expect_no_image_option(&args.data, &plain)?;
+        }
         let (model, (data, train_split), seed) = match &weights {
             WeightSource::File(_) => {
                 let model = model_of_flags(args, family)?;
-                (model, data_of_flags(args)?, 0)
+                (model, data_of_flags(args, family)?, 0)
             }
             WeightSource::Checkpoint(_) => {
                 let trained =
@@ -191,7 +195,13 @@ fn model_of_flags(args: &EvalArgs, family: &Family) -> Result<ModelSection, Conf
     Ok(model)
 }
 
-fn data_of_flags(args: &EvalArgs) -> Result<(DataSection, TrainSplitSection), ConfigError> {
+fn data_of_flags(
+    args: &EvalArgs,
+    family: &Family,
+) -> Result<(DataSection, TrainSplitSection), ConfigError> {
+    if !family.has_images {
+        return DataArgs::of_task().decide_with(TrainSplitArgs::default());
+    }
     if args.data.dataset.is_none() {
         return Err(missing(
             "--dataset",

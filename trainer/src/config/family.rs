@@ -8,7 +8,7 @@
 
 use super::error::{ConfigError, invalid, no_effect};
 use super::file;
-use super::options::is_in_vain;
+use super::options::{self, is_in_vain};
 use crate::config::choices::ModelOption;
 use crate::config::cli::{
     BenchArgs, EvalArgs, ModelArgs, ModelSection, PredictScalingArgs, TakesModel, TrainArgs,
@@ -90,6 +90,22 @@ impl Family {
             section.0.insert(FAMILY.to_owned(), self.name.into());
         }
         Ok(name)
+    }
+
+    /// Rejects the first option of images that was `typed`, if this family has other data. `plain`:
+    /// the decided options of a command without flags.
+    pub(super) fn expect_no_image_option(
+        &self,
+        typed: &impl Serialize,
+        plain: &impl Serialize,
+    ) -> Result<(), ConfigError> {
+        match options::image_option(&file::table(typed)?, &file::table(plain)?) {
+            Some(option) if !self.has_images => {
+                let because = format!("on the task {}, which has its own data and loss", self.name);
+                Err(no_effect(format!("--{option}"), because, "leave it out"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Rejects a model of another family; `source` is the option that names the model.

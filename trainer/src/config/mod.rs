@@ -66,7 +66,7 @@ pub use schedule::{ScheduleChoice, ScheduleSection};
 pub use sync::{Staleness, SyncConfig, SyncMethod, SyncSection, timeout};
 
 use crate::config::choices::Resolution;
-use crate::config::cli::{ModelSection, TrainArgs};
+use crate::config::cli::{DataArgs, ModelSection, TrainArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,6 +165,20 @@ impl TrainConfig {
         let resume = args.resume;
         let typed = args.clone();
         let model_name = family.decide(&mut args.model)?;
+        if !family.has_images {
+            let data = DataArgs::of_task();
+            let plain = TrainArgs {
+                data: data.clone(),
+                model: args.model.clone(),
+                ..TrainArgs::default()
+            };
+            let plain = Sections::decide(plain, family.options, world_size)?;
+            family.expect_no_image_option(&typed, &plain)?;
+            args.data = DataArgs {
+                loader_threads: args.data.loader_threads,
+                ..data
+            };
+        }
         let sections = Sections::decide(args, family.options, world_size)?;
         family.expect_effect(&typed, &sections)?;
         options::expect_effect(&typed, &sections)?;

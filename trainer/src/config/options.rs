@@ -31,6 +31,15 @@ const FREE: &[&str] = &[
     "gradient-noise", "kernels", "convolution",
 ];
 
+/// Options of labelled images and of their losses, which other tasks do not have.
+#[rustfmt::skip]
+pub(super) const OF_IMAGES: &[&str] = &[
+    "dataset", "data-dir", "download", "image-size", "resolution", "eval-resize", "on-bad-image", "normalize-mean",
+    "normalize-std", "shapes-test", "shapes-seed", "synthetic-test", "synthetic-classes", "limit-test", "eval-split",
+    "shapes-train", "synthetic-train", "limit-train", "val-fraction", "sampler", "augment", "crop-scale", "rand-augment",
+    "mixup", "cutmix", "loss", "label-smoothing", "class-weights", "new-head",
+];
+
 /// Options whose meaning depends on other options.
 pub(super) struct Dependent {
     pub(super) names: &'static [&'static str],
@@ -230,6 +239,13 @@ pub(super) fn expect_effect(
         }
     }
     Ok(())
+}
+
+/// Returns the first option of images that was `typed` with another value than in `plain`, the
+/// decided options of a command without flags.
+pub(super) fn image_option(typed: &Table, plain: &Table) -> Option<&'static str> {
+    let mut options = OF_IMAGES.iter().copied();
+    options.find(|name| get(typed, name).is_some_and(|value| Some(value) != get(plain, name)))
 }
 
 /// Returns true if `typed` has a value that requests something, and `decided` has none.

@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::ComputeSection;
-use crate::config::{ConfigError, ModelOption, instruction_set};
+use crate::config::{ConfigError, ModelOption};
 use crate::model::ImageClassifier;
 use crate::model::loss::Loss;
 use crate::model::metric::Metric;
@@ -60,14 +60,7 @@ impl<'a> ModelRequest<'a> {
     /// # Errors
     /// If this CPU lacks the instruction set.
     pub fn computation(&self) -> Result<Computation, ConfigError> {
-        let compute = self.compute;
-        Ok(Computation {
-            kernels: compute.kernels(),
-            convolution: compute.convolution.unwrap_or_default(),
-            recompute: compute.recompute.unwrap_or_default(),
-            isa: instruction_set(compute.cpu)?,
-            activations: compute.dtype(),
-        })
+        self.compute.computation()
     }
 }
 

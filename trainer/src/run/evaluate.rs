@@ -12,6 +12,8 @@ use burn::tensor::Device;
 use datasets::{DatasetError, Loader, LoaderConfig, Samples, ShardConfig, ShardPlan};
 use distributed::replica::average_norm_statistics;
 use distributed::{Communicator, ROOT};
+use layers::PassContext;
+use layers::backend::Computation;
 use records::EvaluationByClass;
 
 use crate::config::InputKind;
@@ -31,6 +33,8 @@ pub struct EvaluateConfig {
     /// Number of threads that load ahead; 0 loads in the calling thread.
     pub loader_threads: usize,
     pub input: InputKind,
+    /// Computation of layers whose model does not choose it.
+    pub computation: Computation,
     /// Prints the progress of a long evaluation.
     pub reporter: Reporter,
 }
@@ -148,7 +152,8 @@ pub fn evaluate<T: Task>(
             if micro.num_samples == 0 {
                 continue;
             }
-            let outputs = task.forward(&model, &micro.batch)?;
+            let context = PassContext::from(config.computation);
+            let outputs = context.scope(|| task.forward(&model, &micro.batch))?;
             let loss_sum = task.test_loss_sum(&outputs, &micro.batch);
             let read = task.to_read(&outputs, &micro.batch);
             // Read while the device computes the next batch.

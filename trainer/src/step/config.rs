@@ -6,6 +6,7 @@ use distributed::Communicator;
 use distributed::gradients::Traffic;
 use distributed::replica::ParameterEntry;
 use distributed::watchdog::RankStatus;
+use layers::backend::Computation;
 
 use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncConfig, SyncMethod};
 use crate::step::gradient_noise::NoiseBatches;
@@ -25,6 +26,8 @@ pub struct StepConfig {
     pub clip: Option<Clip>,
     /// Factor on the loss; dynamic only if all ranks sum the gradients of every step.
     pub loss_scale: LossScaling,
+    /// Computation of layers whose model does not choose it.
+    pub computation: Computation,
     /// Norm statistics over all ranks instead of each rank's own.
     pub sync_batch_norm: bool,
     /// Skip a step with a loss or gradient that is not finite, instead of failing; only if all
@@ -50,6 +53,7 @@ impl StepConfig {
             custom_optimizer: None,
             clip: None,
             loss_scale: LossScaling::None,
+            computation: Computation::default(),
             sync_batch_norm: false,
             skips_non_finite: false,
             gradient_noise: None,

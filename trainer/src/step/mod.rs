@@ -565,7 +565,7 @@ impl<T: Task> Stepper<T> {
     }
 
     fn pass_context(&self, has_samples: bool) -> PassContext {
-        let mut context = PassContext::default();
+        let mut context = PassContext::from(self.config.computation);
         if self.syncs_norm() {
             let reducer = NormReducer::new(Arc::clone(&self.communicator), has_samples);
             context.reducer = Some(Arc::new(reducer) as Arc<dyn StatisticsReducer>);

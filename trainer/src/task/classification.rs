@@ -55,6 +55,13 @@ impl<F> fmt::Debug for Classification<F> {
     }
 }
 
+impl<F: ModelFamily> Default for Classification<F> {
+    /// Returns the task with cross entropy.
+    fn default() -> Self {
+        Self::with(Arc::new(loss::CrossEntropy::default()), Vec::new())
+    }
+}
+
 impl<F: ModelFamily> Classification<F> {
     /// Returns the task with this loss and these metrics.
     pub fn with(loss: Arc<dyn Loss>, metrics: Vec<Arc<dyn Metric>>) -> Self {

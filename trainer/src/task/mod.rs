@@ -18,21 +18,23 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use clap::Args;
-use datasets::{Picture, Samples, Splits, Upload};
+use datasets::{Picture, Upload};
 use distributed::Communicator;
 use distributed::replica::ParameterLayout;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::config::{
     BenchConfig, ConfigError, EvalConfig, Family, ModelOption, TrainConfig, decided,
 };
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
-use crate::model::family::{DRAWING, ModelRequest};
+use crate::model::family::DRAWING;
 use crate::model::floats;
 
+pub use crate::model::family::ModelRequest;
 pub use classification::Classification;
+pub use datasets::{Arrays, DatasetError, Draw, Draws, Samples, Splits};
 pub use input::ModelInput;
 
 /// A batch of a task on a device.
@@ -43,13 +45,14 @@ pub type BatchOf<T> = <<<T as Task>::Samples as Samples>::Batch as Upload>::OnDe
 ///
 /// A step makes the exact mean of the losses of its samples, each with its
 /// [weight](Samples::weight), however the samples are distributed over ranks.
-pub trait Task: Sized + Debug + Send + Sync + 'static {
+pub trait Task: Default + Debug + Send + Sync + 'static {
     /// Name in checkpoints: letters, digits, `-`, `_` and `.`. Only programs of the same task read
     /// these checkpoints.
     const NAME: &'static str;
 
-    /// General options that [`build`](Self::build) supports; the program rejects the others.
-    const OPTIONS: &'static [ModelOption] = &[];
+    /// General options that the model supports; the program rejects the others. Default: the
+    /// options of computation, which apply to layers of crate `layers`.
+    const OPTIONS: &'static [ModelOption] = ModelOption::OF_LAYERS;
 
     /// True if the general options of labelled images and their losses apply, such as `--dataset`.
     /// The program of another task rejects them. Default: false.
@@ -106,11 +109,13 @@ pub trait Task: Sized + Debug + Send + Sync + 'static {
         Ok(split.and_then(|split| splits.get(split)).cloned())
     }
 
-    /// Returns the task on these data.
+    /// Returns the task on these data. Default: `Self::default()`.
     ///
     /// # Errors
     /// If flags and data contradict each other.
-    fn new(args: &Self::Args, setup: &Setup<'_, Self::Samples>) -> Result<Self>;
+    fn new(_args: &Self::Args, _setup: &Setup<'_, Self::Samples>) -> Result<Self> {
+        Ok(Self::default())
+    }
 
     /// Returns the model with its initial weights, from flags with defaults applied.
     ///
@@ -217,7 +222,7 @@ pub trait Task: Sized + Debug + Send + Sync + 'static {
             let name = metric.name();
             let values = sums.with_prefix(&format!("{name}."));
             if !values.is_empty() {
-                figures.insert(name, metric.value(&values));
+                figures.insert(name, metric.value(&values, sums.num_samples as f64));
             }
         }
         figures
@@ -258,8 +263,8 @@ pub trait TaskMetric<T: Task>: Debug + Send + Sync {
     /// Returns `[S]`, the same S for every batch.
     fn sums(&self, outputs: &T::Outputs, batch: &BatchOf<T>) -> Tensor<1>;
 
-    /// Returns the value of the metric, of the sums over all batches.
-    fn value(&self, sums: &[f64]) -> f64;
+    /// Returns the value of the metric, of the sums over all batches of this number of samples.
+    fn value(&self, sums: &[f64], num_samples: f64) -> f64;
 
     /// Returns true if a lower value is better, for `--monitor`. Default: false.
     fn lower_is_better(&self) -> bool {
@@ -293,6 +298,11 @@ impl Goal {
         }
     }
 }
+
+/// Flags of a task that has none.
+#[derive(Clone, Copy, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoArgs {}
 
 /// The scores of some batches.
 #[derive(Clone, Debug, Default)]

@@ -93,10 +93,9 @@ pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
             chart(live, name, values, accuracy, buffer);
         }
         None => {
-            let values: [EpochValue<'_>; 2] = [
-                &|epoch| percent(epoch.train_top1),
-                &|epoch| percent(epoch.evaluated_top1()),
-            ];
+            let values: [EpochValue<'_>; 2] = [&|epoch| percent(epoch.train_top1), &|epoch| {
+                percent(epoch.evaluated_top1())
+            }];
             chart(live, "accuracy, %", values, accuracy, buffer);
         }
     }
@@ -265,11 +264,7 @@ fn newest(live: &Live) -> Vec<String> {
         .rev()
         .find_map(|epoch| Some((epoch, epoch.evaluation()?)));
     if let Some((epoch, (split, scores))) = evaluated {
-        let mut part = format!(
-            "epoch {}: {split} loss {:.4}",
-            epoch.number(),
-            scores.loss
-        );
+        let mut part = format!("epoch {}: {split} loss {:.4}", epoch.number(), scores.loss);
         if let Some(top1) = percent(scores.top1) {
             part.push_str(&format!(" accuracy {top1:.2} %"));
         }

@@ -245,6 +245,10 @@ impl ModelOption {
         Self::Recompute,
         Self::Cpu,
     ];
+
+    /// The options of computation, which layers of crate `layers` take from the
+    /// [`PassContext`](layers::PassContext).
+    pub const OF_LAYERS: &'static [Self] = Self::ALL.split_at(1).1;
 }
 
 impl DatasetKind {

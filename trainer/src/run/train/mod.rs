@@ -74,7 +74,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
     let mut stepper = Stepper::new(
         Arc::clone(&session.task),
         model,
-        step_config(session),
+        step_config(session)?,
         Arc::clone(&session.communicator),
         session.device,
     )?;
@@ -349,6 +349,7 @@ impl<T: Task> Training<'_, T> {
             micro_batch_size: config.micro_batch_size(),
             loader_threads: config.data.loader_threads,
             input: config.compute.input,
+            computation: config.compute.computation()?,
             reporter: session.reporter.clone(),
         };
         let _evaluation = self.times.timer.enter(Phase::Evaluation);
@@ -491,9 +492,10 @@ impl<T: Task> Training<'_, T> {
     }
 }
 
-fn step_config<T: Task>(session: &Session<'_, T>) -> StepConfig {
+fn step_config<T: Task>(session: &Session<'_, T>) -> Result<StepConfig> {
     let config = session.config;
-    StepConfig {
+    Ok(StepConfig {
+        computation: config.compute.computation()?,
         optimizer: config.optimizer.optimizer,
         rate_factors: config
             .optimizer
@@ -513,7 +515,7 @@ fn step_config<T: Task>(session: &Session<'_, T>) -> StepConfig {
         sync: config.sync_config(),
         server_link: session.server_link.clone(),
         rank_status: Arc::clone(&session.rank_status),
-    }
+    })
 }
 
 /// Returns the batch sizes whose gradients the noise scale compares, if it is measured.

@@ -16,7 +16,7 @@ use distributed::replica::{ParameterLayout, replace, take_gradients, tensors};
 use distributed::watchdog::Phase;
 use gpu::CapturedStep;
 use layers::PassContext;
-use layers::backend::{Switches, overwrite};
+use layers::backend::{Computation, Switches, overwrite};
 
 use super::optimizer::DeviceOptimizer;
 use super::placement::ORDER;
@@ -33,6 +33,7 @@ const STEPS_BEFORE: usize = 3;
 pub(super) struct Capture<T: Task> {
     clip: Option<Clip>,
     task: Arc<T>,
+    computation: Computation,
     /// False once the device or the batches turned out not to allow it.
     is_possible: bool,
     shapes: Shapes,
@@ -47,6 +48,7 @@ impl<T: Task> Capture<T> {
         is_possible.then(|| Self {
             clip: config.clip,
             task: Arc::clone(task),
+            computation: config.computation,
             is_possible,
             shapes: Shapes::default(),
             captured: None,
@@ -128,7 +130,7 @@ impl<T: Task> Capture<T> {
                 self.clip,
                 &self.task,
                 (batch, &inputs),
-                step.divisor,
+                (self.computation, step.divisor),
             );
             self.is_possible = self.captured.is_some();
         }
@@ -238,7 +240,7 @@ impl<T: Task> CapturedTraining<T> {
         clip: Option<Clip>,
         task: &Arc<T>,
         (batch, inputs): (&BatchOf<T>, &[Tensor<1>]),
-        divisor: usize,
+        (computation, divisor): (Computation, usize),
     ) -> Option<Self> {
         let shape = inputs.iter().map(|input| input.dims()[0]).collect();
         let inputs: Vec<_> = inputs
@@ -273,7 +275,7 @@ impl<T: Task> CapturedTraining<T> {
                 let model = placed(model.clone(), &optimizer, &layout, &statistics);
                 let inputs = inputs.iter().cloned().map(Tensor::from_inner).collect();
                 let batch = batch.with_flat(inputs);
-                let (read, loss_sum) = PassContext::default().scope(|| {
+                let (read, loss_sum) = PassContext::from(computation).scope(|| {
                     let outputs = task
                         .forward(&model, &batch)
                         .expect("earlier steps of this shape have run");

@@ -112,7 +112,7 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
         ..ModelRequest::new(config.num_classes, &config.compute, &training_device)
     };
     let model = build(&*task, &args, &request)?;
-    let step_config = step_config(config, &world.rank_status);
+    let step_config = step_config(config, &world.rank_status)?;
     let (communicator, server_link) = match Role::of(&step_config.sync, &world.communicator)? {
         Role::Worker {
             communicator,
@@ -446,11 +446,12 @@ fn batches<S: Samples>(
         .collect::<Result<_, _>>()?)
 }
 
-fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> StepConfig {
-    StepConfig {
+fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> Result<StepConfig> {
+    Ok(StepConfig {
+        computation: config.compute.computation()?,
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         rank_status: Arc::clone(rank_status),
         ..StepConfig::new(OptimizerChoice::Sgd(SGD), config.sync_config())
-    }
+    })
 }

@@ -180,6 +180,7 @@ fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<S
         micro_batch_size: 50,
         loader_threads: 0,
         input: subject.compute.input,
+        computation: subject.compute.computation()?,
         reporter: subject.world.reporter.clone(),
     };
     let alone: &dyn Communicator = &SingleCommunicator::new();
