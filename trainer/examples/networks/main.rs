@@ -1,31 +1,23 @@
-//! Trains four networks other than ResNets. Each network has its own file.
+//! Trains four networks other than ResNets. The crate `networks` has them.
 //!
 //!     cargo run --release -p trainer --example networks -- \
 //!         train --model vit-tiny --optimizer adamw --epochs 5 --output-dir runs/vit
 //!     mpirun -n 2 target/release/examples/networks train --model mobilenet-v2
 //!     target/release/examples/networks bench --model convnext-tiny --dtype bf16
 
-mod convnext;
-mod mobilenet_v2;
-mod vit;
-mod wide_resnet;
-
 use anyhow::{Result, ensure};
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{FloatDType, Tensor};
 use clap::{Args, ValueEnum};
-use convnext::ConvNeXt;
 use layers::PassContext;
 use layers::backend::{Activations, Computation};
-use mobilenet_v2::MobileNetV2;
+use networks::{ConvNeXt, MobileNetV2, VisionTransformer, WideResNet};
 use serde::{Deserialize, Serialize};
 use trainer::commands::program::program;
 use trainer::config::{ConfigError, ModelOption, invalid};
 use trainer::model::ImageClassifier;
 use trainer::model::family::{ModelFamily, ModelRequest};
-use vit::VisionTransformer;
-use wide_resnet::WideResNet;
 
 /// One of the four networks.
 #[derive(Module, Debug)]
@@ -154,7 +146,7 @@ impl ModelFamily for Networks {
             Name::MobilenetV2 => Network::MobileNetV2(MobileNetV2::new(channels, classes, device)),
             Name::ConvnextTiny => Network::ConvNeXt(ConvNeXt::new(channels, classes, drop, device)),
             Name::VitTiny => {
-                Network::Vit(VisionTransformer::new(32, channels, classes, drop, device))
+                Network::Vit(VisionTransformer::new([32, 32], channels, classes, drop, device))
             }
         };
         Ok(Computed {

@@ -4,7 +4,7 @@ use super::Finding;
 use super::text::{File, member};
 
 /// Crates of this workspace that a member may import, by their names in manifests.
-const MAY_IMPORT: [(&str, &[&str]); 12] = [
+const MAY_IMPORT: [(&str, &[&str]); 13] = [
     ("burn-resnet", &["layers"]),
     ("cluster", &["records"]),
     ("datasets", &["kernels"]),
@@ -16,6 +16,7 @@ const MAY_IMPORT: [(&str, &[&str]); 12] = [
         "netbench",
         &["distributed", "kernels", "records", "simulate"],
     ),
+    ("networks", &["layers"]),
     ("records", &[]),
     ("report", &["records"]),
     ("simulate", &["distributed", "records"]),
@@ -32,6 +33,7 @@ const USERS: [(&str, &[&str]); 2] = [
             "distributed",
             "gpu",
             "layers",
+            "networks",
             "trainer",
         ],
     ),

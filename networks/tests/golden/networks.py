@@ -1,4 +1,4 @@
-"""Prints the expected values of networks.rs, in f64, for the networks of examples/networks.
+"""Prints the expected values of tests/it, in f64, for the networks of this crate.
 
 In: nothing. Out: for each network the number of parameters and the losses of ten steps of SGD.
 The layers are those of torchvision's mobilenet_v2, of timm's convnext_tiny and vit_tiny, and of
@@ -8,7 +8,7 @@ With --check: compares outputs and losses with the libraries' networks and the s
 The library of WideResNet is pytorchcv.
 
 With --speed NAME BATCH: prints the images/s of training steps at 32 pixels, in f32,
-channels-last and eager mode. `networks bench --model NAME --batch-size-per-rank BATCH --threads 1`
+channels-last and eager mode. `trainer bench --model NAME --batch-size-per-rank BATCH --threads 1`
 measures the same steps. Run both in turn.
 
 Needs: torch, numpy. --check also needs torchvision, timm and pytorchcv.
@@ -186,7 +186,7 @@ class Vit(nn.Module):
 # Name, constructor and learning rate. The rate is small where steps amplify f32 rounding.
 # Norms over the few values of depthwise layers amplify it most.
 NETWORKS = (
-    ("wide-resnet-28-10", lambda: WideResNet(28, 10), 0.00002),
+    ("wide-resnet28-10", lambda: WideResNet(28, 10), 0.00002),
     ("mobilenet-v2", MobileNetV2, 0.0000001),
     ("convnext-tiny", ConvNeXt, 0.0002),
     ("vit-tiny", lambda: Vit(16), 0.0002),
@@ -216,8 +216,8 @@ RENAMINGS = {
 
 
 def published(name):
-    """Returns the library's network, with the examples' changes for small images."""
-    if name == "wide-resnet-28-10":
+    """Returns the library's network, with this crate's changes for small images."""
+    if name == "wide-resnet28-10":
         from pytorchcv.models.wrn_cifar import get_wrn_cifar
 
         model = get_wrn_cifar(num_classes=10, blocks=28, width_factor=10)

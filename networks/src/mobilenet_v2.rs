@@ -1,6 +1,6 @@
 //! MobileNetV2: narrow blocks that a 1x1 convolution widens before a depthwise convolution.
 //!
-//! In: `[N, H, W, C]` images of at least 32 pixels. Out: `[N, num_classes]` logits. The layers and
+//! In: `[N, H, W, C]` images. Out: `[N, num_classes]` logits. The layers and
 //! their order are torchvision's. The stem and the second stage have stride 1, as is usual for
 //! small images.
 //! Source: Sandler et al. 2018, arXiv 1801.04381, table 2.
@@ -8,10 +8,13 @@
 use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Tensor};
+use layers::backend::Computation;
 use layers::{
     BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig,
     global_avg_pool, relu6,
 };
+
+use crate::parts::{computed, expect_tested};
 
 /// Expansion factor, channels, number of blocks and first stride of each stage.
 const STAGES: [[usize; 4]; 7] = [
@@ -79,16 +82,18 @@ impl InvertedResidual {
 
 /// The MobileNetV2 network.
 #[derive(Module, Debug)]
-pub(crate) struct MobileNetV2 {
+pub struct MobileNetV2 {
     stem: ConvNorm,
     blocks: Vec<InvertedResidual>,
     head: ConvNorm,
     classifier: Linear,
+    #[module(skip)]
+    computation: Computation,
 }
 
 impl MobileNetV2 {
     /// Returns the network with burn's initial weights.
-    pub(crate) fn new(in_channels: usize, num_classes: usize, device: &Device) -> Self {
+    pub fn new(in_channels: usize, num_classes: usize, device: &Device) -> Self {
         let mut c_in = 32;
         let mut blocks = Vec::new();
         for [widening, channels, count, stride] in STAGES {
@@ -108,14 +113,27 @@ impl MobileNetV2 {
             blocks,
             head: conv_norm([c_in, 1280], 1, 1, 1, device),
             classifier: LinearConfig::new(1280, num_classes).init(device),
+            computation: Computation::default(),
         }
     }
 
+    /// Sets the computation of the layers.
+    ///
+    /// # Panics
+    /// For activations of f16.
+    pub fn with_computation(mut self, computation: Computation) -> Self {
+        expect_tested(computation);
+        self.computation = computation;
+        self
+    }
+
     /// Returns the logits.
-    pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = relu6(apply(&self.stem, images.into()));
-        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
-        self.classifier
-            .forward(global_avg_pool(relu6(apply(&self.head, x))))
+    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        computed(self.computation, images, |images| {
+            let x = relu6(apply(&self.stem, images.into()));
+            let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+            self.classifier
+                .forward(global_avg_pool(relu6(apply(&self.head, x))))
+        })
     }
 }

@@ -7,10 +7,13 @@
 use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Tensor};
+use layers::backend::Computation;
 use layers::{
     BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig,
     global_avg_pool, relu,
 };
+
+use crate::parts::{computed, expect_tested};
 
 fn conv(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> Conv2d {
     let pad = kernel / 2;
@@ -55,22 +58,33 @@ impl Block {
 
 /// The WideResNet network.
 #[derive(Module, Debug)]
-pub(crate) struct WideResNet {
+pub struct WideResNet {
     conv: Conv2d,
     blocks: Vec<Block>,
     norm: BatchNorm,
     linear: Linear,
+    #[module(skip)]
+    computation: Computation,
 }
 
 impl WideResNet {
-    /// Returns the network with `depth` = 6n + 4 layers and `width` times the channels of a ResNet.
-    pub(crate) fn new(
+    /// Returns the network with `depth` = 6n + 4 layers, `width` times the channels of a ResNet,
+    /// and burn's initial weights.
+    ///
+    /// # Panics
+    /// Unless `depth` is 6n + 4 with `n` at least 1, and `width` is at least 1.
+    pub fn new(
         depth: usize,
         width: usize,
         in_channels: usize,
         num_classes: usize,
         device: &Device,
     ) -> Self {
+        assert!(
+            depth >= 10 && depth % 6 == 4,
+            "depth: expected 6n + 4 (10, 16, 22, 28, ...), got {depth}"
+        );
+        assert!(width > 0, "width: expected at least 1, got 0");
         let mut c_in = 16;
         let mut blocks = Vec::new();
         for (channels, stride) in [(16 * width, 1), (32 * width, 2), (64 * width, 2)] {
@@ -88,16 +102,29 @@ impl WideResNet {
             blocks,
             norm: BatchNormConfig::new(c_in).init(device),
             linear: LinearConfig::new(c_in, num_classes).init(device),
+            computation: Computation::default(),
         }
     }
 
+    /// Sets the computation of the layers.
+    ///
+    /// # Panics
+    /// For activations of f16.
+    pub fn with_computation(mut self, computation: Computation) -> Self {
+        expect_tested(computation);
+        self.computation = computation;
+        self
+    }
+
     /// Returns the logits.
-    pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self
-            .blocks
-            .iter()
-            .fold(self.conv.forward(images), |x, block| block.forward(x));
-        self.linear
-            .forward(global_avg_pool(relu(self.norm.forward(x))))
+    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        computed(self.computation, images, |images| {
+            let x = self
+                .blocks
+                .iter()
+                .fold(self.conv.forward(images), |x, block| block.forward(x));
+            self.linear
+                .forward(global_avg_pool(relu(self.norm.forward(x))))
+        })
     }
 }

@@ -9,31 +9,15 @@ use burn::nn;
 use burn::nn::PaddingConfig2d::{Explicit, Valid};
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::{Device, Tensor};
-use layers::{Conv2d, LayerNorm, LayerNormConfig, Linear, gelu, global_avg_pool, stochastic_depth};
+use layers::backend::Computation;
+use layers::{Conv2d, LayerNorm, Linear, gelu, global_avg_pool, stochastic_depth};
+
+use crate::ImageSizeError;
+use crate::parts::{WEIGHTS, computed, drop_rates, expect_tested, layer_norm, linear};
 
 const STAGES: [(usize, usize); 4] = [(96, 3), (192, 3), (384, 9), (768, 3)];
-const WEIGHTS: Initializer = Initializer::Normal {
-    mean: 0.0,
-    std: 0.02,
-};
-
-fn layer_norm(channels: usize, device: &Device) -> LayerNorm {
-    LayerNormConfig::new(channels)
-        .with_epsilon(1e-6)
-        .init(device)
-}
-
-fn linear(c_in: usize, c_out: usize, device: &Device) -> Linear {
-    let bias = Some(Initializer::Zeros.init([c_out], device));
-    nn::Linear {
-        bias,
-        ..nn::LinearConfig::new(c_in, c_out)
-            .with_bias(false)
-            .with_initializer(WEIGHTS)
-            .init(device)
-    }
-    .into()
-}
+/// Smallest height and width: four layers halve them.
+const MIN_SIZE: usize = 16;
 
 fn conv2d(config: Conv2dConfig, device: &Device) -> Conv2d {
     let bias = Some(Initializer::Zeros.init([config.channels[1]], device));
@@ -96,20 +80,24 @@ fn halving(channels: [usize; 2], device: &Device) -> Conv2d {
 
 /// The ConvNeXt-T network.
 #[derive(Module, Debug)]
-pub(crate) struct ConvNeXt {
+pub struct ConvNeXt {
     stem: (Conv2d, LayerNorm),
     downsamplings: Vec<Downsampling>,
     stages: Vec<Vec<Block>>,
     norm: LayerNorm,
     head: Linear,
+    #[module(skip)]
+    computation: Computation,
 }
 
 impl ConvNeXt {
     /// Returns the network with the publication's initial weights, but from an untruncated normal
     /// distribution. The last block is skipped with probability `drop`, earlier blocks with less.
-    pub(crate) fn new(in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
-        let depth = STAGES.iter().map(|(_, count)| count).sum::<usize>();
-        let mut drops = (0..depth).map(|block| drop * block as f64 / (depth - 1) as f64);
+    ///
+    /// # Panics
+    /// Unless `drop` is 0 up to but not 1.
+    pub fn new(in_channels: usize, num_classes: usize, drop: f64, device: &Device) -> Self {
+        let mut drops = drop_rates(drop, STAGES.iter().map(|(_, count)| count).sum());
         let mut blocks = |c, count| {
             drops
                 .by_ref()
@@ -130,24 +118,59 @@ impl ConvNeXt {
             stages: STAGES.iter().map(|&(c, count)| blocks(c, count)).collect(),
             norm: layer_norm(STAGES[3].0, device),
             head: linear(STAGES[3].0, num_classes, device),
+            computation: Computation::default(),
         }
     }
 
-    /// Returns the logits.
-    pub(crate) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let mut x = self
-            .stem
-            .1
-            .forward(Tensor::from(self.stem.0.forward(images)));
-        for (index, blocks) in self.stages.iter().enumerate() {
-            if let Some(down) = index
-                .checked_sub(1)
-                .map(|before| &self.downsamplings[before])
-            {
-                x = down.conv.forward(down.norm.forward(x)).into();
-            }
-            x = blocks.iter().fold(x, |x, block| block.forward(x));
+    /// Sets the computation of the layers.
+    ///
+    /// # Panics
+    /// For activations of f16.
+    pub fn with_computation(mut self, computation: Computation) -> Self {
+        expect_tested(computation);
+        self.computation = computation;
+        self
+    }
+
+    /// Rejects images that the layers would shrink to nothing.
+    ///
+    /// # Errors
+    /// If the height or the width is less than 16 pixels.
+    pub fn expect_image_size([height, width]: [usize; 2]) -> Result<(), ImageSizeError> {
+        if height.min(width) >= MIN_SIZE {
+            return Ok(());
         }
-        self.head.forward(self.norm.forward(global_avg_pool(x)))
+        Err(ImageSizeError {
+            network: "ConvNeXt-T",
+            expected: "at least 16 x 16 pixels",
+            height,
+            width,
+        })
+    }
+
+    /// Returns true if the network has stochastic depth, so a forward pass draws random numbers.
+    pub fn draws(&self) -> bool {
+        self.stages.iter().flatten().any(|block| block.drop > 0.0)
+    }
+
+    /// Returns the logits.
+    ///
+    /// # Panics
+    /// If [`expect_image_size`](Self::expect_image_size) rejects the images.
+    pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        computed(self.computation, images, |images| {
+            let (conv, norm) = &self.stem;
+            let mut x = norm.forward(Tensor::from(conv.forward(images)));
+            for (index, blocks) in self.stages.iter().enumerate() {
+                if let Some(down) = index
+                    .checked_sub(1)
+                    .map(|before| &self.downsamplings[before])
+                {
+                    x = down.conv.forward(down.norm.forward(x)).into();
+                }
+                x = blocks.iter().fold(x, |x, block| block.forward(x));
+            }
+            self.head.forward(self.norm.forward(global_avg_pool(x)))
+        })
     }
 }
