@@ -155,6 +155,28 @@ impl VisionTransformer {
         })
     }
 
+    /// Returns the number of values in the network's weights file, without making the network. The
+    /// largest result is `u64::MAX`.
+    pub fn num_values([height, width]: [usize; 2], in_channels: usize, num_classes: usize) -> u64 {
+        let linear = |c_in: usize, c_out: usize| c_in.saturating_add(1).saturating_mul(c_out);
+        let norm = 2 * CHANNELS;
+        let block = 2 * norm
+            + linear(CHANNELS, 3 * CHANNELS)
+            + linear(CHANNELS, CHANNELS)
+            + linear(CHANNELS, 4 * CHANNELS)
+            + linear(4 * CHANNELS, CHANNELS);
+        let num_patches = (height / PATCH).saturating_mul(width / PATCH);
+        // The positions are those of the class token and of the patches.
+        let tokens = num_patches.saturating_add(2).saturating_mul(CHANNELS);
+        let parts = [
+            linear(in_channels.saturating_mul(PATCH * PATCH), CHANNELS),
+            tokens,
+            DEPTH * block + norm,
+            linear(CHANNELS, num_classes),
+        ];
+        parts.into_iter().fold(0, usize::saturating_add) as u64
+    }
+
     /// Returns true if the network has stochastic depth, so a forward pass draws random numbers.
     pub fn draws(&self) -> bool {
         self.blocks.iter().any(|block| block.drop > 0.0)

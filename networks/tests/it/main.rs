@@ -166,6 +166,11 @@ fn a_vision_transformer_has_pytorchs_parameters_and_ten_losses() {
     let [of_32_pixels, model] =
         [32, 16].map(|side| VisionTransformer::new([side, side], 3, 10, 0.0, &device));
     assert_eq!(count(&of_32_pixels), 5_362_762);
+    assert_eq!(
+        VisionTransformer::num_values([32, 32], 3, 10),
+        5_362_762,
+        "all values are parameters"
+    );
     check(
         "vit-tiny",
         model,
