@@ -15,7 +15,6 @@ use burn::module::ParamGroup;
 use burn::optim::{LionConfig, LionState, ModuleOptimizer, Optimizer};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor};
-use burn_resnet::ResNet;
 use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization, Targets};
 use trainer::commands::program::program;
 use trainer::config::cli::ModelArgs;
@@ -23,7 +22,7 @@ use trainer::config::{ConfigError, ModelOption};
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::loss::Loss;
 use trainer::model::metric::Metric;
-use trainer::model::network::ResNetFamily;
+use trainer::model::network::{Network, ResNetFamily};
 
 /// Focal loss (Lin et al. 2017, arXiv 1708.02002): well-classified samples have smaller weights.
 #[derive(Debug)]
@@ -161,20 +160,20 @@ impl ImageDataset for Stripes {
     }
 }
 
-/// The built-in residual networks with these custom parts.
+/// The networks of `trainer` with these custom parts.
 pub(crate) struct OwnParts;
 
 impl ModelFamily for OwnParts {
     const NAME: &'static str = "resnet-with-own-parts";
     const OPTIONS: &'static [ModelOption] = ModelOption::ALL;
     type Args = ModelArgs;
-    type Model = ResNet;
+    type Model = Network;
 
     fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
         ResNetFamily::fill(args)
     }
 
-    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> Result<ResNet> {
+    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> Result<Network> {
         ResNetFamily::build(args, request)
     }
 

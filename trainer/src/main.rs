@@ -1,4 +1,4 @@
-//! Lockstep's program for residual networks.
+//! Lockstep's program for the networks of `burn-resnet` and `networks`.
 
 use std::process::ExitCode;
 

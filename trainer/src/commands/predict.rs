@@ -89,6 +89,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         .context("predict: the checkpoint has no description of its input")?;
     let request = ModelRequest {
         in_channels: input.channels,
+        image_sizes: &[[input.height, input.width]],
         ..ModelRequest::new(input.class_names.len(), &compute, &device)
     };
     let model_args: F::Args = trained
@@ -102,7 +103,6 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         channels: input.channels,
     };
     let table = Arc::new(NormalizationTable::new(&input.normalization()));
-
     let sizing = Sizing {
         size: input.height,
         shorter_side: trained

@@ -90,6 +90,7 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
     let request = ModelRequest {
         num_classes: input.as_ref().map_or(0, |input| input.class_names.len()),
         in_channels: input.as_ref().map_or(0, |input| input.channels),
+        image_sizes: &[],
         seed: config.run.seed,
         zero_gamma: config.run.zero_gamma.unwrap_or(false),
         compute: &config.compute,
@@ -330,9 +331,13 @@ fn custom_optimizer<T: Task>(
     if config.optimizer.optimizer != OptimizerChoice::Custom {
         return Ok(None);
     }
-    let own = T::optimizer(args).context(
-        "--optimizer custom: expected a program whose model family brings an optimizer, got none; choose one of sgd, adamw, lars, lamb",
-    )?;
+    let own = T::optimizer(args).with_context(|| {
+        format!(
+            "--optimizer custom: expected a model whose family brings an optimizer, got none for {}; \
+             choose one of sgd, adamw, lars, lamb",
+            T::name(args)
+        )
+    })?;
     Ok(Some(CustomOptimizer(own)))
 }
 

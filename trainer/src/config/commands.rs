@@ -5,14 +5,14 @@
 
 use super::compute::ComputeSection;
 use super::data::{DataSection, TrainSplitSection};
-use super::error::{ConfigError, invalid, no_effect, within};
+use super::error::{ConfigError, conflict, invalid, no_effect, within};
 use super::family::Family;
 use super::options;
 use super::predict_scaling::{NamedNetwork, named};
 use super::shared_settings;
 use super::sync::{SyncConfig, SyncSection, timeout};
 use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
-use crate::config::cli::{BenchArgs, DoctorArgs, ModelSection, TrainSplitArgs};
+use crate::config::cli::{BenchArgs, DoctorArgs, ModelArgs, ModelSection, TrainSplitArgs};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -95,6 +95,13 @@ impl BenchConfig {
         }
         let mut model = args.model.clone();
         let model_name = family.decide(&mut model)?;
+        if args.export_job.is_some() && model.read::<ModelArgs>()?.residual().is_err() {
+            return Err(conflict(
+                "--export-job",
+                format!("--model {model_name}"),
+                "other programs build only residual networks; remove --export-job",
+            ));
+        }
         let grad_accum_steps = args.grad_accum_steps.unwrap_or(1);
         let shards = sync.method.virtual_shards();
         if grad_accum_steps > 1 && args.export_job.is_some() {

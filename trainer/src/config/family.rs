@@ -4,7 +4,7 @@
 //! In: the flags of a model as typed or saved. Out: the same flags, filled and checked by the
 //! family.
 //! Invariant: an option without effect on a model is rejected. A saved section names its family,
-//! except for residual networks.
+//! except for networks of this program.
 
 use super::error::{ConfigError, invalid, no_effect};
 use super::file;
@@ -39,7 +39,8 @@ pub struct Family {
 }
 
 impl Family {
-    /// The residual networks.
+    /// The networks of this program. The name is that of the first networks, since checkpoints have
+    /// it.
     pub const RESNET: Self = Self {
         name: "resnet",
         options: ModelOption::ALL,

@@ -55,6 +55,7 @@ pub use error::{ConfigError, invalid};
 pub use eval::{EvalConfig, WeightSource};
 pub use family::Family;
 pub(crate) use family::decided;
+pub use model::ModelChoice;
 pub use netbench::NetbenchConfig;
 pub use optimizer::{AdamConfig, LossChoice, OptimizerChoice, OptimizerSection, SgdConfig};
 pub(crate) use options::in_range;
@@ -100,7 +101,7 @@ impl Deref for TrainConfig {
 }
 
 impl TrainConfig {
-    /// Resolves the configuration of a residual network.
+    /// Resolves the configuration of a network of this program.
     ///
     /// # Errors
     /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config`

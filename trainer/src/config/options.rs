@@ -63,6 +63,7 @@ const FILES: &str = "--dataset image-folder, shards or parquet";
 pub(super) const DEPENDENT: &[Dependent] = &[
     dependent(&["model"], &["depth"], ""),
     dependent(&["depth"], &["model"], ""),
+    dependent(&["stochastic-depth"], &["model", "depth"], ""),
     dependent(&["data-dir"], &["dataset"], "--dataset cifar10, cifar100, image-folder, shards or parquet"),
     dependent(&["download"], &["dataset"], "--dataset cifar10 or cifar100"),
     dependent(&["image-size"], &["dataset", "resolution"], "--dataset image-folder, shards, parquet or synthetic"),

@@ -27,7 +27,7 @@ pub(super) struct SavedFlags {
     world_size: usize,
 }
 
-/// Facts of a model outside the family of residual networks, for programs without its family.
+/// Facts of a model outside the family of the program, for programs without its family.
 #[derive(Serialize, Deserialize)]
 struct SavedModel {
     name: String,

@@ -19,6 +19,7 @@ use datasets::{
 use distributed::Communicator;
 use distributed::communicator::Topology;
 
+use crate::config::choices::Resolution;
 use crate::config::cli::environment;
 use crate::config::{
     AugmentKind, CifarFiles, DataSection, DatasetChoice, EvalConfig, ImageFiles, ImageSize,
@@ -42,6 +43,14 @@ pub fn steps_per_epoch(config: &TrainConfig, train: &impl Samples) -> Result<u64
         ..ShardConfig::new(train.len(), config.batch.global_batch_size)
     })?;
     Ok(plan.num_steps() as u64)
+}
+
+/// Returns the heights and widths of all images of a run, those of evaluations first.
+pub fn image_sizes(config: Option<&DataSection>, shape: ImageShape) -> Vec<[usize; 2]> {
+    let resolution = config.and_then(DataSection::resolution);
+    let sides = resolution.into_iter().flat_map(Resolution::sides);
+    let own = [[shape.height, shape.width]].into_iter();
+    own.chain(sides.map(|side| [side, side])).collect()
 }
 
 /// Opens the configured data set with its limits; `own` opens a custom one. The result has at least

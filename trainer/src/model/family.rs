@@ -30,6 +30,9 @@ pub struct ModelRequest<'a> {
     pub num_classes: usize,
     /// Channels of the images.
     pub in_channels: usize,
+    /// Heights and widths of the images; several if they change during training. The first is that
+    /// of evaluations.
+    pub image_sizes: &'a [[usize; 2]],
     /// Seed of the weights and of burn's random numbers.
     pub seed: u64,
     /// True if the last normalisation of every block starts at zero, for families with
@@ -42,11 +45,12 @@ pub struct ModelRequest<'a> {
 }
 
 impl<'a> ModelRequest<'a> {
-    /// Returns a request for images of three channels, with seed 0.
+    /// Returns a request for images of 32 x 32 pixels and three channels, with seed 0.
     pub fn new(num_classes: usize, compute: &'a ComputeSection, device: &'a Device) -> Self {
         Self {
             num_classes,
             in_channels: 3,
+            image_sizes: &[[32, 32]],
             seed: 0,
             zero_gamma: false,
             compute,

@@ -42,6 +42,8 @@ pub struct Classification<F> {
     has_own_loss: bool,
     metrics: Vec<Arc<dyn Metric>>,
     class_weights: Vec<f64>,
+    /// Heights and widths of the images.
+    image_sizes: Vec<[usize; 2]>,
     family: PhantomData<fn() -> F>,
 }
 
@@ -70,8 +72,19 @@ impl<F: ModelFamily> Classification<F> {
             has_own_loss: false,
             metrics,
             class_weights: Vec::new(),
+            image_sizes: Vec::new(),
             family: PhantomData,
         }
+    }
+}
+
+impl<F> Classification<F> {
+    fn with_sizes<'a>(&'a self, request: &ModelRequest<'a>) -> ModelRequest<'a> {
+        let mut request = request.clone();
+        if !self.image_sizes.is_empty() {
+            request.image_sizes = &self.image_sizes;
+        }
+        request
     }
 }
 
@@ -169,14 +182,19 @@ impl<F: ModelFamily> Task for Classification<F> {
             None => setup.samples.dataset.class_names().len(),
         };
         let metrics = F::metrics(args, num_classes);
+        let shape = setup.samples.dataset.image_shape();
+        let with = |loss, data| Self {
+            image_sizes: data::image_sizes(data, shape),
+            ..Self::with(loss, metrics)
+        };
         let config = match setup.purpose {
             Purpose::Train(config) => config,
             Purpose::Eval(config) => {
                 let configured = loss::cross_entropy(&config.compute);
-                return Ok(Self::with(F::loss(args, configured), metrics));
+                return Ok(with(F::loss(args, configured), None));
             }
             Purpose::Bench(config) => {
-                return Ok(Self::with(loss::cross_entropy(&config.compute), metrics));
+                return Ok(with(loss::cross_entropy(&config.compute), None));
             }
         };
         let class_weights = setup.samples.class_weights.clone();
@@ -193,16 +211,16 @@ impl<F: ModelFamily> Task for Classification<F> {
         Ok(Self {
             has_own_loss,
             class_weights,
-            ..Self::with(loss, metrics)
+            ..with(loss, Some(&config.data))
         })
     }
 
     fn build(&self, args: &F::Args, request: &ModelRequest<'_>) -> Result<F::Model> {
-        F::build(args, request)
+        F::build(args, &self.with_sizes(request))
     }
 
-    fn num_values(args: &F::Args, request: &ModelRequest<'_>) -> Result<Option<u64>> {
-        F::num_values(args, request)
+    fn num_values(&self, args: &F::Args, request: &ModelRequest<'_>) -> Result<Option<u64>> {
+        F::num_values(args, &self.with_sizes(request))
     }
 
     fn optimizer(args: &F::Args) -> Option<ModuleOptimizer> {

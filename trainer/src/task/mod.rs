@@ -128,7 +128,7 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// If there is no such model.
-    fn num_values(_args: &Self::Args, _request: &ModelRequest<'_>) -> Result<Option<u64>> {
+    fn num_values(&self, _args: &Self::Args, _request: &ModelRequest<'_>) -> Result<Option<u64>> {
         Ok(None)
     }
 
@@ -447,7 +447,7 @@ pub fn build_within<T: Task>(
     args: &T::Args,
     request: &ModelRequest<'_>,
 ) -> Result<T::Model> {
-    if let Some(num_values) = T::num_values(args, request)? {
+    if let Some(num_values) = task.num_values(args, request)? {
         ensure!(
             num_values <= num_bytes,
             "{} for {} classes and {} channels: expected at most {num_bytes} values, as many as the weights file has bytes, \

@@ -32,7 +32,7 @@ pub fn job(
     sgd: &SgdConfig,
 ) -> Result<ExportedJob> {
     let model: ModelArgs = config.model.read()?;
-    let network = model.network()?;
+    let network = model.residual()?;
     let SgdConfig {
         momentum,
         nesterov,

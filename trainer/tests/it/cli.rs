@@ -333,6 +333,21 @@ fn flags_win_over_the_file_and_a_changed_choice_drops_the_files_details_of_the_o
             "data.data-dir=d data.download=false",
         ),
         (
+            &resolved("--model vit-tiny --stochastic-depth 0.1").to_toml(),
+            "--model mobilenet-v2",
+            "model.model=mobilenet-v2",
+        ),
+        (
+            &resolved("--model vit-tiny --stochastic-depth 0.1").to_toml(),
+            "--depth 32",
+            "model.model=resnet32",
+        ),
+        (
+            &resolved("--model vit-tiny --stochastic-depth 0.1").to_toml(),
+            "--epochs 7",
+            "model.stochastic-depth=0.1",
+        ),
+        (
             &resolved("--device flex --convolution direct").to_toml(),
             "--kernels stock",
             "compute.convolution=auto",
@@ -657,7 +672,13 @@ const REFUSED: &str = "\
 --model resnet50 --shortcut a => the one for small images is cifar-resnet50
 --depth 21 => 20 and 26
 --model resnet2 => 8 and 14
---model vgg16 => resnet20
+--model vgg16 => --model: expected resnet<6n+2> as in resnet20 & wide-resnet28-10, mobilenet-v2, convnext-tiny, vit-tiny & got vgg16
+--model vit-tiny --depth 20 => --depth contradicts --model vit-tiny & remove --depth
+--model wide-resnet28-10 --shortcut b => --shortcut contradicts --model wide-resnet28-10 & only residual networks
+--stochastic-depth 0.1 => --stochastic-depth contradicts --model resnet20 & only convnext-tiny and vit-tiny
+--model mobilenet-v2 --stochastic-depth 0 => --stochastic-depth contradicts --model mobilenet-v2
+--model vit-tiny --stochastic-depth 1 => --stochastic-depth: expected 0 up to but not 1, got 1
+--model convnext-tiny --stochastic-depth nan => --stochastic-depth & got NaN
 --model resnet => --depth is missing
 --model resnet20 --depth 32 => contradicts
 --dataset synthetic --image-size 5000 => --image-size: expected 8 to 4096, got 5000
@@ -683,6 +704,9 @@ fn a_model_is_named_by_its_family_and_depth() {
         ("--model cifar-resnet50", "cifar-resnet50"),
         ("--model resnet --depth 101", "resnet101"),
         ("--depth 1202", "resnet1202"),
+        ("--model wide-resnet-28-10", "wide-resnet28-10"),
+        ("--model wide-resnet28-10", "wide-resnet28-10"),
+        ("--model vit-tiny --stochastic-depth 0.1", "vit-tiny"),
     ] {
         assert_eq!(network(&resolved(flags).model), name);
     }
@@ -836,6 +860,14 @@ fn a_measurement_refuses_what_its_step_would_not_do() {
             "--batch-size-per-rank 1048577",
             1,
             &["--batch-size-per-rank: expected 1 to 1048576, got 1048577"],
+        ),
+        (
+            "--model vit-tiny --export-job d",
+            1,
+            &[
+                "--export-job contradicts --model vit-tiny",
+                "remove --export-job",
+            ],
         ),
         (
             "--simulate-ranks 2",

@@ -17,6 +17,7 @@ mod interruptions;
 mod jobs;
 mod loss_scale;
 mod netbench;
+mod networks;
 mod non_finite;
 mod optimizers;
 mod own_loop;

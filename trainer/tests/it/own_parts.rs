@@ -8,13 +8,13 @@ mod example;
 use std::fs;
 
 use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn_resnet::{Head, ResNet, load_weights_with, save_safetensors};
+use burn_resnet::{Head, load_weights_with, save_safetensors};
 use datasets::DatasetSplits;
 use distributed::replica::{ParameterLayout, read};
 use trainer::config::cli::{ModelArgs, TrainArgs};
 use trainer::config::{ConfigError, ModelOption};
 use trainer::model::family::{ModelFamily, ModelRequest};
-use trainer::model::network::ResNetFamily;
+use trainer::model::network::{Network, ResNetFamily};
 use trainer::run::checkpoint::find;
 
 use crate::fixture::{Run, TINY, flags};
@@ -22,7 +22,7 @@ use example::OwnParts;
 
 const OWN: &str = "--model resnet8 --dataset custom --limit-train 96 --limit-test 40 --global-batch-size 24 --epochs 2";
 
-fn run_as<F: ModelFamily<Model = ResNet>>(
+fn run_as<F: ModelFamily<Model = Network>>(
     world_size: usize,
     lines: &[&str],
 ) -> anyhow::Result<Run> {
@@ -33,7 +33,7 @@ fn own(world_size: usize, options: &str) -> Run {
     run_as::<OwnParts>(world_size, &[OWN, options]).unwrap()
 }
 
-fn refusal<F: ModelFamily<Model = ResNet>>(lines: &[&str]) -> String {
+fn refusal<F: ModelFamily<Model = Network>>(lines: &[&str]) -> String {
     format!("{:#}", run_as::<F>(1, lines).unwrap_err())
 }
 
@@ -88,13 +88,13 @@ impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {
     const NAME: &'static str = OwnParts::NAME;
     const OPTIONS: &'static [ModelOption] = OwnParts::OPTIONS;
     type Args = ModelArgs;
-    type Model = ResNet;
+    type Model = Network;
 
     fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
         OwnParts::fill(args)
     }
 
-    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<ResNet> {
+    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<Network> {
         OwnParts::build(
             args,
             &ModelRequest {

@@ -58,7 +58,7 @@ pub struct CliOf<A: Args> {
     command: Option<CommandOf<A>>,
 }
 
-/// Command line of the program for residual networks.
+/// Command line of the program for its own networks.
 pub type Cli = CliOf<ModelArgs>;
 
 impl<A: Args + Default> CliOf<A> {
@@ -138,7 +138,7 @@ fn with_general_usage(mut error: clap::Error, definitions: &clap::Command) -> cl
     error
 }
 
-/// Command of the program for residual networks.
+/// Command of the program for its own networks.
 pub type Command = CommandOf<ModelArgs>;
 
 /// Commands of a program whose models have the flags `A`.

@@ -73,12 +73,12 @@ pub struct TrainArgs {
     pub compute: ComputeArgs,
 }
 
-/// A residual network.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+/// A network.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Model")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ModelArgs {
-    /// Network: resnet20 to resnet110 (6n+2), cifar-resnet18 and -34; resnet18 to 152 [default:
+    /// Network, such as resnet20, resnet50, vit-tiny or mobilenet-v2: docs/models.md [default:
     /// resnet20]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
@@ -90,6 +90,11 @@ pub struct ModelArgs {
     /// Shortcut where the shape changes [default: a; for ImageNet and cifar-resnet18, -34 b]
     #[arg(long, value_name = "KIND")]
     pub shortcut: Option<Shortcut>,
+
+    /// Probability of skipping the last block, less for earlier ones: convnext-tiny, vit-tiny
+    /// [default: 0]
+    #[arg(long, value_name = "PROBABILITY")]
+    pub stochastic_depth: Option<f64>,
 }
 
 /// The images.

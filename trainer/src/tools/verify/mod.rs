@@ -14,18 +14,18 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
-use burn_resnet::ResNet;
 use serde::Serialize;
 
 use self::precision::Precision;
 use super::check::{Check, Checked, Finding, Skipped, Verdict};
 use crate::config::cli::{TrainArgs, VerifyArgs};
 use crate::config::{Activations, ComputeSection, Convolution, DeviceChoice, Kernels};
+use crate::model::network::Network;
 use crate::run::train::Outcome;
 use crate::world::ranks::World;
 
 /// Function that runs a whole training, as the command `train` does.
-pub type Train = fn(&TrainArgs, &World) -> Result<Outcome<ResNet>>;
+pub type Train = fn(&TrainArgs, &World) -> Result<Outcome<Network>>;
 
 /// Device under verification, and the settings of its checks.
 #[derive(Debug)]

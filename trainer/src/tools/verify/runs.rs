@@ -10,8 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use burn::module::Module;
 use burn::tensor::Device;
-use burn_resnet::{ResNet, load_weights, save_safetensors};
+use burn_resnet::{load_weights, save_safetensors};
 use datasets::{ImageSamples, ShapesDataset};
 use distributed::Communicator;
 use distributed::communicator::SingleCommunicator;
@@ -25,7 +26,7 @@ use crate::measure::report::Reporter;
 use crate::model::data;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
-use crate::model::network::{ResNetFamily, resnet};
+use crate::model::network::{Network, ResNetFamily, resnet};
 use crate::run::checkpoint;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::train::Outcome;
@@ -83,7 +84,7 @@ pub(super) fn learning(subject: &Subject<'_>) -> Result<Finding> {
 }
 
 /// Trains without output on the verified device, with checkpoints in `directory`.
-fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) -> Result<Outcome<ResNet>> {
+fn trained(subject: &Subject<'_>, amount: &Amount, directory: &Path) -> Result<Outcome<Network>> {
     let mut args = TrainArgs {
         compute: subject.args.compute,
         ..TrainArgs::default()
@@ -154,19 +155,17 @@ pub(super) fn checkpoints(subject: &Subject<'_>) -> Result<Finding> {
     ]))
 }
 
-fn network(compute: &ComputeSection, device: &Device) -> Result<ResNet> {
+fn network(compute: &ComputeSection, device: &Device) -> Result<Network> {
     let config = ModelArgs::resnet(DEPTH);
     // The initial weights differ from all weights that are loaded.
-    resnet(
-        &config,
-        &ModelRequest {
-            seed: 99,
-            ..ModelRequest::new(NUM_CLASSES, compute, device)
-        },
-    )
+    let request = ModelRequest {
+        seed: 99,
+        ..ModelRequest::new(NUM_CLASSES, compute, device)
+    };
+    Ok(Network::ResNet(resnet(&config, &request)?))
 }
 
-fn all_values(model: &ResNet) -> Vec<f32> {
+fn all_values(model: &impl Module) -> Vec<f32> {
     [
         read(model, &ParameterLayout::new(model)),
         read(model, &ParameterLayout::state(model)),
@@ -174,7 +173,7 @@ fn all_values(model: &ResNet) -> Vec<f32> {
     .concat()
 }
 
-fn evaluated(subject: &Subject<'_>, model: &ResNet, device: &Device) -> Result<ScoreSums> {
+fn evaluated(subject: &Subject<'_>, model: &Network, device: &Device) -> Result<ScoreSums> {
     let data = ShapesDataset::new(1, NUM_TEST, 0)?;
     let how = EvaluateConfig {
         micro_batch_size: 50,

@@ -26,7 +26,7 @@ use crate::measure::process_memory::resident_memory_bytes;
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
-use crate::model::network::{ResNetFamily, resnet};
+use crate::model::network::{Network, ResNetFamily, resnet};
 use crate::step::{StepConfig, StepContext, Stepper};
 use crate::task::Classification;
 use crate::tools::check::{Compared, Finding, Skipped};
@@ -112,7 +112,7 @@ impl Trainee {
             sync_batch_norm: communicator.world_size() > 1,
             ..StepConfig::new(lesson.optimizer, sync)
         };
-        let model = resnet(&model, &request)?;
+        let model = Network::ResNet(resnet(&model, &request)?);
         let samples = Arc::new(ImageSamples::new(data.train, data.normalization));
         let loss = Arc::new(CrossEntropy::default());
         let task = Arc::new(Classification::with(loss, Vec::new()));
