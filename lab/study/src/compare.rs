@@ -51,7 +51,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "LIST")]
     with: Option<String>,
 
-    /// Networks: resnet<6n+2>; with PyTorch and Horovod also ImageNet's resnet18, 34, 50, 101, 152
+    /// Networks: resnet<6n+2>; with PyTorch, Horovod also resnet18 to 152; Lockstep only: any
     /// [default: resnet20]
     #[arg(long, value_name = "LIST")]
     models: Option<String>,
@@ -448,6 +448,10 @@ mod tests {
                 "jax-resnet20-bf16-b128-r1-machine",
             ]
         );
+        let ours = cells("--with= --models vit-tiny,cifar-resnet18 --ranks 1").unwrap();
+        let words = ours[0].arguments.join(" ");
+        assert!(words.contains("--model vit-tiny"), "{words}");
+        assert_eq!(ours.len(), 2);
         let on_hosts = cells("--with pytorch --ranks 1,2 --launcher hosts:1gbit").unwrap();
         let launchers: Vec<String> = on_hosts
             .iter()
@@ -508,6 +512,8 @@ mod tests {
     fn a_job_that_cannot_be_measured_is_refused_with_its_key() {
         for (line, part) in [
             ("--models resnet21", "model: expected resnet<6n+2>"),
+            ("--models resnet21 --with=", "model: expected resnet<6n+2>"),
+            ("--models vit-tiny", "such as vit-tiny, have no script"),
             ("--models resnet50", "expected pytorch or horovod"),
             (
                 "--models resnet20,resnet20",

@@ -43,13 +43,16 @@ impl Point<'_> {
         let depth = model.strip_prefix("resnet");
         let depth = depth.and_then(|depth| depth.parse::<usize>().ok());
         let is_imagenet = IMAGENET.contains(&model.as_str());
+        // Lockstep's own steps need no script, so the trainer checks the name.
+        let needs_no_script = framework.is_ours() && !is_training && !model.starts_with("resnet");
         let is_known = match is_imagenet {
             true => !is_training,
-            false => depth.is_some_and(|depth| depth >= 8 && depth % 6 == 2),
+            false => needs_no_script || depth.is_some_and(|depth| depth >= 8 && depth % 6 == 2),
         };
         if !is_known {
             let text = format!(
-                "expected resnet<6n+2> as in resnet20, or without training ImageNet's {}, got `{model}`",
+                "expected resnet<6n+2> as in resnet20, or without training ImageNet's {}, got `{model}`; other networks, \
+                 such as vit-tiny, have no script: measure them with Lockstep only (compare --with \"\")",
                 IMAGENET.join(", ")
             );
             return Err(self.refusal("model", &text));
