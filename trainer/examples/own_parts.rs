@@ -22,7 +22,7 @@ use trainer::config::{ConfigError, ModelOption};
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::loss::Loss;
 use trainer::model::metric::Metric;
-use trainer::model::network::{Network, ResNetFamily};
+use trainer::model::network::{Network, NetworkFamily};
 
 /// Focal loss (Lin et al. 2017, arXiv 1708.02002): well-classified samples have smaller weights.
 #[derive(Debug)]
@@ -170,11 +170,11 @@ impl ModelFamily for OwnParts {
     type Model = Network;
 
     fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
-        ResNetFamily::fill(args)
+        NetworkFamily::fill(args)
     }
 
     fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> Result<Network> {
-        ResNetFamily::build(args, request)
+        NetworkFamily::build(args, request)
     }
 
     fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {

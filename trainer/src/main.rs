@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use trainer::commands::program::program;
-use trainer::model::network::ResNetFamily;
+use trainer::model::network::NetworkFamily;
 
 fn main() -> ExitCode {
-    program::<ResNetFamily>()
+    program::<NetworkFamily>()
 }

@@ -9,7 +9,7 @@ use super::train::train;
 use crate::config::cli::VerifyArgs;
 use crate::config::{Family, invalid};
 use crate::measure::report::ConsoleLook;
-use crate::model::network::ResNetFamily;
+use crate::model::network::NetworkFamily;
 use crate::task::Classification;
 use crate::tools::check::{self, Checked, Verdict};
 use crate::tools::verify;
@@ -29,7 +29,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
     if let Some(folder) = args.data_dir.as_ref().filter(|folder| !folder.is_dir()) {
         return Err(invalid("--data-dir", "a folder", folder.display()).into());
     }
-    let compute = args.compute.decide_for(&Family::RESNET)?;
+    let compute = args.compute.decide_for(&Family::BUILT_IN)?;
     let output = output("--output", args.output.as_ref(), world)?;
     let look = ConsoleLook::of_stdout();
     let reporter = &world.reporter;
@@ -43,7 +43,7 @@ pub fn verify(args: &VerifyArgs, world: &World) -> Result<ExitCode> {
         args,
         compute,
         world,
-        train::<Classification<ResNetFamily>>,
+        train::<Classification<NetworkFamily>>,
         begin,
         end,
     )?;

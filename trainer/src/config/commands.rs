@@ -64,7 +64,7 @@ impl BenchConfig {
         family: &Family,
         world_size: usize,
     ) -> Result<Self, ConfigError> {
-        if args.export_job.is_some() && !family.is_resnet() {
+        if args.export_job.is_some() && !family.is_built_in() {
             let because = format!(
                 "on models of the family {}, which other programs cannot build",
                 family.name
@@ -220,7 +220,7 @@ impl DoctorConfig {
         Ok(Self {
             data,
             train_split,
-            compute: args.compute.decide_for(&Family::RESNET)?,
+            compute: args.compute.decide_for(&Family::BUILT_IN)?,
             output_dir: args.output_dir.clone().unwrap_or("runs".into()),
             timeout: timeout(args.timeout.or(Some(30)))?,
         })

@@ -183,7 +183,7 @@ fn model_of_flags(args: &EvalArgs, family: &Family) -> Result<ModelSection, Conf
     let names_one = ["model", "depth"]
         .iter()
         .any(|key| args.model.0.contains_key(*key));
-    if family.is_resnet() && !names_one {
+    if family.is_built_in() && !names_one {
         return Err(missing(
             "--model",
             "a weights file does not name its network",

@@ -39,9 +39,8 @@ pub struct Family {
 }
 
 impl Family {
-    /// The networks of this program. The name is that of the first networks, since checkpoints have
-    /// it.
-    pub const RESNET: Self = Self {
+    /// The networks of this program. Checkpoints name the family by its first networks.
+    pub const BUILT_IN: Self = Self {
         name: "resnet",
         options: ModelOption::ALL,
         has_images: true,
@@ -74,8 +73,8 @@ impl Family {
         }
     }
 
-    pub(super) fn is_resnet(&self) -> bool {
-        self.name == Self::RESNET.name
+    pub(super) fn is_built_in(&self) -> bool {
+        self.name == Self::BUILT_IN.name
     }
 
     /// Applies the defaults to `section` and rejects unknown flags. Returns the name of the model
@@ -87,7 +86,7 @@ impl Family {
         let (flags, name) = (self.decide)(std::mem::take(&mut section.0))?;
         [self.name, &name].into_iter().try_for_each(expect_plain)?;
         section.0 = flags;
-        if !self.is_resnet() {
+        if !self.is_built_in() {
             section.0.insert(FAMILY.to_owned(), self.name.into());
         }
         Ok(name)
@@ -201,7 +200,7 @@ impl ModelSection {
         self.0
             .get(FAMILY)
             .and_then(Value::as_str)
-            .unwrap_or(Family::RESNET.name)
+            .unwrap_or(Family::BUILT_IN.name)
     }
 
     /// Returns one of the given flags.

@@ -107,7 +107,7 @@ impl TrainConfig {
     /// A [`ConfigError`] that names the option and the remedy; also if the file of `--config`
     /// cannot be read.
     pub fn resolve(args: &TrainArgs, world_size: usize) -> Result<Self, ConfigError> {
-        Self::resolve_for(&Family::RESNET, args, world_size)
+        Self::resolve_for(&Family::BUILT_IN, args, world_size)
     }
 
     /// Does the same as [`resolve`](Self::resolve) for a model of this family.
@@ -154,7 +154,7 @@ impl TrainConfig {
     /// Same as [`resolve`](Self::resolve).
     pub fn from_toml(text: &str, world_size: usize) -> Result<Self, ConfigError> {
         let args = file::parse(text, "the TOML text")?;
-        Self::decide(args, &Family::RESNET, world_size)
+        Self::decide(args, &Family::BUILT_IN, world_size)
     }
 
     fn decide(

@@ -255,7 +255,7 @@ mod tests {
     use crate::config::cli::typed;
 
     fn resolve_on(flags: &str, world_size: usize) -> Result<Option<ScalingConfig>, String> {
-        ScalingConfig::resolve(&typed(flags), &Family::RESNET, world_size)
+        ScalingConfig::resolve(&typed(flags), &Family::BUILT_IN, world_size)
             .map_err(|error| error.to_string())
     }
 

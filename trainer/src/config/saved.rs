@@ -37,7 +37,7 @@ struct SavedModel {
 
 impl From<TrainConfig> for SavedSections {
     fn from(config: TrainConfig) -> Self {
-        let is_custom = config.model.family() != Family::RESNET.name;
+        let is_custom = config.model.family() != Family::BUILT_IN.name;
         Self {
             flags: config.sections,
             own_model: is_custom.then_some(SavedModel {
@@ -62,8 +62,8 @@ impl TryFrom<SavedFlags> for TrainConfig {
         let (model_name, supported) = match own_model {
             Some(SavedModel { name, takes }) => (name, takes),
             None => (
-                Family::RESNET.decide(&mut flags.model)?,
-                Family::RESNET.options.to_vec(),
+                Family::BUILT_IN.decide(&mut flags.model)?,
+                Family::BUILT_IN.options.to_vec(),
             ),
         };
         Ok(Self {

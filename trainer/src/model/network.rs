@@ -18,10 +18,10 @@ use crate::measure::report::Reporter;
 use crate::model::ImageClassifier;
 use crate::model::family::{ModelFamily, ModelRequest};
 
-/// The networks of the program, under the name of the first ones: the residual networks of He et
-/// al. 2015 (1512.03385), section 4.2.
+/// The networks of the program. Checkpoints name the family by its first networks, the residual
+/// networks.
 #[derive(Debug)]
-pub struct ResNetFamily;
+pub struct NetworkFamily;
 
 /// A network of the program. Its parameters have the names of the network itself.
 #[derive(Module, Debug)]
@@ -59,9 +59,9 @@ impl ImageClassifier for Network {
     }
 }
 
-impl ModelFamily for ResNetFamily {
-    const NAME: &'static str = Family::RESNET.name;
-    const OPTIONS: &'static [ModelOption] = Family::RESNET.options;
+impl ModelFamily for NetworkFamily {
+    const NAME: &'static str = Family::BUILT_IN.name;
+    const OPTIONS: &'static [ModelOption] = Family::BUILT_IN.options;
     type Args = ModelArgs;
     type Model = Network;
 

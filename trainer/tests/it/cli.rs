@@ -47,7 +47,7 @@ fn bench_config(line: &str, world_size: usize) -> Result<BenchConfig, ConfigErro
     let Command::Bench(args) = command(line) else {
         panic!("expected bench")
     };
-    BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, world_size)
+    BenchConfig::resolve(&args.into_args().unwrap(), &Family::BUILT_IN, world_size)
 }
 
 fn resolved_for(flags: &str, world_size: usize) -> Result<TrainConfig, ConfigError> {
@@ -150,7 +150,7 @@ fn every_specified_command_line_parses() {
          --normalize-std 0.229,0.224,0.225 --json",
     );
     assert!(eval.json);
-    let eval = EvalConfig::resolve(&eval, &Family::RESNET, None).unwrap();
+    let eval = EvalConfig::resolve(&eval, &Family::BUILT_IN, None).unwrap();
     assert_eq!(network(&eval.model), "resnet44");
     assert_eq!(eval.weights, WeightSource::File("w.th".into()));
     let normalization = eval.data.normalization.unwrap();
@@ -967,7 +967,7 @@ fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell()
             "--batch-size-per-rank: expected 1 to 1048576",
         ),
     ] {
-        let error = EvalConfig::resolve(&eval_args(flags), &Family::RESNET, of_run)
+        let error = EvalConfig::resolve(&eval_args(flags), &Family::BUILT_IN, of_run)
             .unwrap_err()
             .to_string();
         assert!(error.contains(expected), "{flags}: {error}");
@@ -978,7 +978,7 @@ fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell()
 fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     let trained = resolved("--depth 32 --dataset cifar10 --data-dir d --limit-test 100");
     let eval = |flags: &str| {
-        EvalConfig::resolve(&eval_args(flags), &Family::RESNET, Some(&trained)).unwrap()
+        EvalConfig::resolve(&eval_args(flags), &Family::BUILT_IN, Some(&trained)).unwrap()
     };
     let like_trained = eval("--checkpoint c");
     assert_eq!(
@@ -1004,7 +1004,7 @@ fn eval_of_a_checkpoint_uses_its_model_and_data_unless_told_otherwise() {
     );
     let at_own_size = resolved("--dataset image-folder --data-dir d --resolution 64");
     let args = eval_args("--checkpoint c --image-size 48");
-    let squeezed = EvalConfig::resolve(&args, &Family::RESNET, Some(&at_own_size))
+    let squeezed = EvalConfig::resolve(&args, &Family::BUILT_IN, Some(&at_own_size))
         .unwrap()
         .data
         .clone();

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use trainer::commands::eval::eval;
 use trainer::commands::predict::predict;
 use trainer::config::cli::{Command, TrainArgs};
-use trainer::model::network::ResNetFamily;
+use trainer::model::network::NetworkFamily;
 use trainer::run::checkpoint::{self, CheckpointStore};
 
 fn tiny(further: &str) -> TrainArgs {
@@ -42,7 +42,7 @@ fn evaluated(
         let Command::Eval(args) = parsed(&words) else {
             panic!("expected eval")
         };
-        eval::<ResNetFamily>(&args.into_args()?, &silent(communicator))
+        eval::<NetworkFamily>(&args.into_args()?, &silent(communicator))
     })
 }
 
@@ -308,7 +308,7 @@ fn images_that_cannot_be_read_are_reported_beside_the_predictions_of_the_others(
     let Command::Predict(args) = parsed(&words) else {
         panic!("expected predict")
     };
-    let predictions = predict::<ResNetFamily>(&args, &silent(SingleCommunicator::new())).unwrap();
+    let predictions = predict::<NetworkFamily>(&args, &silent(SingleCommunicator::new())).unwrap();
     assert_eq!(
         predictions.images.len(),
         of_cats + 3,
@@ -361,7 +361,7 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
             panic!("expected predict")
         };
         let world = silent(SingleCommunicator::new());
-        predict::<ResNetFamily>(&args, &world).map_err(|error| format!("{error:#}"))
+        predict::<NetworkFamily>(&args, &world).map_err(|error| format!("{error:#}"))
     };
     assert_eq!(
         predicted(with_config(&run, |_| ()).path())

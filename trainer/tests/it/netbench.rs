@@ -100,7 +100,7 @@ fn bench_simulates_the_network_that_was_measured() {
     else {
         panic!("expected bench");
     };
-    let simulated = BenchConfig::resolve(&args.into_args().unwrap(), &Family::RESNET, 1)
+    let simulated = BenchConfig::resolve(&args.into_args().unwrap(), &Family::BUILT_IN, 1)
         .unwrap()
         .simulation
         .unwrap();

@@ -20,7 +20,7 @@ use trainer::commands::train::train;
 use trainer::config::cli::{CliOf, CommandOf, EvalArgs, PredictArgs, TrainArgs};
 use trainer::config::{BenchConfig, ConfigError, Family, ModelOption, TrainConfig};
 use trainer::model::family::{ModelFamily, ModelRequest};
-use trainer::model::network::ResNetFamily;
+use trainer::model::network::NetworkFamily;
 use trainer::model::{ImageClassifier, floats};
 use trainer::run::train::Outcome;
 use trainer::tools::bench::measure;
@@ -260,7 +260,7 @@ fn train_resnet(directory: &Path) {
         "--model resnet8 --epochs 1 --output-dir",
         directory.to_str().unwrap(),
     ]);
-    on_root(1, |world| train::<ResNetFamily>(&args, world).map(drop)).unwrap();
+    on_root(1, |world| train::<NetworkFamily>(&args, world).map(drop)).unwrap();
 }
 
 pub(crate) struct Folder(tempfile::TempDir);
@@ -605,7 +605,7 @@ fn a_checkpoint_of_another_family_is_refused_by_name() {
     let residual = folder.run("residual");
     trained(&own, 1, "").unwrap();
     train_resnet(&residual);
-    let text = evaluated::<ResNetFamily>(&own, "").unwrap_err();
+    let text = evaluated::<NetworkFamily>(&own, "").unwrap_err();
     assert!(
         text.contains("expected a run of the model family resnet, got one of the family tiny-net"),
         "{text}"

@@ -14,7 +14,7 @@ use distributed::replica::{ParameterLayout, read};
 use trainer::config::cli::{ModelArgs, TrainArgs};
 use trainer::config::{ConfigError, ModelOption};
 use trainer::model::family::{ModelFamily, ModelRequest};
-use trainer::model::network::{Network, ResNetFamily};
+use trainer::model::network::{Network, NetworkFamily};
 use trainer::run::checkpoint::find;
 
 use crate::fixture::{Run, TINY, flags};
@@ -134,7 +134,7 @@ fn the_state_of_another_own_optimizer_is_refused() {
 
 #[test]
 fn what_a_program_does_not_bring_and_what_its_parts_ignore_is_refused_before_anything_is_written() {
-    let resnet = Run::try_go_as::<ResNetFamily>;
+    let resnet = Run::try_go_as::<NetworkFamily>;
     let own = Run::try_go_as::<OwnParts>;
     let fewer_classes = Run::try_go_as::<Other<1>>;
     type Start = fn(Run, usize, &TrainArgs) -> anyhow::Result<Run>;
@@ -240,13 +240,13 @@ fn frozen_parts_stay_and_the_rest_learns_on_any_number_of_ranks() {
         "--sync local-sgd --every 2",
         "--optimizer adamw --ema-decay 0.5",
     ] {
-        let start = run_as::<ResNetFamily>(
+        let start = run_as::<NetworkFamily>(
             1,
             &[TINY, "--freeze conv1,bn1,layer1,layer2,layer3 --epochs 1"],
         )
         .unwrap();
         for world_size in [1, 3] {
-            let run = run_as::<ResNetFamily>(
+            let run = run_as::<NetworkFamily>(
                 world_size,
                 &[TINY, "--freeze conv1,bn1,layer1 --epochs 1", options],
             )
@@ -270,10 +270,10 @@ fn frozen_parts_stay_and_the_rest_learns_on_any_number_of_ranks() {
 #[test]
 fn a_run_with_frozen_parts_goes_on_to_the_same_bits_and_no_rank_has_them_among_its_statistics() {
     let lines = [TINY, "--freeze conv1,bn1,layer1"];
-    let whole = run_as::<ResNetFamily>(2, &lines).unwrap();
+    let whole = run_as::<NetworkFamily>(2, &lines).unwrap();
     let stopped = Run::in_new_directory()
         .stopping_after(4)
-        .try_go_as::<ResNetFamily>(2, &flags(&lines))
+        .try_go_as::<NetworkFamily>(2, &flags(&lines))
         .unwrap();
     let (checkpoint, _) = find(&stopped.directory()).unwrap();
     let layout = ParameterLayout::statistics(&stopped.outcomes()[0].model);
@@ -282,7 +282,7 @@ fn a_run_with_frozen_parts_goes_on_to_the_same_bits_and_no_rank_has_them_among_i
     }
     let resumed = stopped
         .again()
-        .try_go_as::<ResNetFamily>(2, &flags(&[TINY, "--resume"]))
+        .try_go_as::<NetworkFamily>(2, &flags(&[TINY, "--resume"]))
         .unwrap();
     assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
     assert_eq!(part(&resumed, "layer1"), part(&whole, "layer1"));
@@ -292,7 +292,7 @@ fn a_run_with_frozen_parts_goes_on_to_the_same_bits_and_no_rank_has_them_among_i
 fn a_factor_on_the_rate_of_every_part_is_that_rate_and_the_longest_name_counts() {
     let plain = "--epochs 1 --schedule constant --warmup-epochs 0";
     let run = |options: &str| {
-        run_as::<ResNetFamily>(1, &[TINY, plain, options])
+        run_as::<NetworkFamily>(1, &[TINY, plain, options])
             .unwrap()
             .parameter_hash()
     };
@@ -322,7 +322,7 @@ fn a_factor_on_the_rate_of_every_part_is_that_rate_and_the_longest_name_counts()
 fn a_new_head_leaves_the_last_layer_of_a_file_with_other_classes_out() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ten_classes.safetensors");
-    let trained = run_as::<ResNetFamily>(1, &[TINY, "--epochs 1"]).unwrap();
+    let trained = run_as::<NetworkFamily>(1, &[TINY, "--epochs 1"]).unwrap();
     save_safetensors(&trained.outcomes()[0].model, &file).unwrap();
     let still = format!(
         "--learning-rate 1e-30 --weight-decay 0 --epochs 1 --weights {}",

@@ -32,7 +32,7 @@ impl Recipe {
             Self::ImagenetA3 => include_str!("imagenet-a3.toml"),
         };
         let mut options = file::parse(text, "the recipe")?;
-        if !family.is_resnet() {
+        if !family.is_built_in() {
             options.model = ModelSection::default();
         }
         Ok(options)

@@ -263,7 +263,7 @@ mod tests {
             profile: Some(vec!["step.json".into()]),
             ..args
         };
-        let config = ScalingConfig::resolve(&args, &Family::RESNET, 1)
+        let config = ScalingConfig::resolve(&args, &Family::BUILT_IN, 1)
             .unwrap()
             .unwrap();
         let network = &config.networks[0];

@@ -26,7 +26,7 @@ use crate::measure::report::Reporter;
 use crate::model::data;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
-use crate::model::network::{Network, ResNetFamily, resnet};
+use crate::model::network::{Network, NetworkFamily, resnet};
 use crate::run::checkpoint;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::train::Outcome;
@@ -190,7 +190,7 @@ fn evaluated(subject: &Subject<'_>, model: &Network, device: &Device) -> Result<
         ..ImageSamples::new(test, data.normalization)
     });
     let loss = Arc::new(CrossEntropy::default());
-    let task = Classification::<ResNetFamily>::with(loss, Vec::new());
+    let task = Classification::<NetworkFamily>::with(loss, Vec::new());
     let evaluation = evaluate(&Arc::new(task), model, &samples, &how, alone, device, stop)?;
     evaluation.sums.context("checkpoints: stopped by a signal")
 }

@@ -26,7 +26,7 @@ use crate::measure::process_memory::resident_memory_bytes;
 use crate::measure::timer::Timer;
 use crate::model::family::ModelRequest;
 use crate::model::loss::CrossEntropy;
-use crate::model::network::{Network, ResNetFamily, resnet};
+use crate::model::network::{Network, NetworkFamily, resnet};
 use crate::step::{StepConfig, StepContext, Stepper};
 use crate::task::Classification;
 use crate::tools::check::{Compared, Finding, Skipped};
@@ -69,7 +69,7 @@ struct Lesson {
 
 /// A small network that trains with the step of `train`.
 struct Trainee {
-    stepper: Stepper<Classification<ResNetFamily>>,
+    stepper: Stepper<Classification<NetworkFamily>>,
     batches: Vec<LoadedStep>,
     timer: Timer,
     num_steps: u64,
