@@ -9,6 +9,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use datasets::{LoadedStep, Loader, LoaderConfig, Samples, ShardConfig, ShardPlan, threads};
 use distributed::watchdog::Phase;
+use layers::timing::kernel_times;
+use records::Seconds;
 
 use super::Training;
 use crate::config::OnNonFinite;
@@ -171,7 +173,7 @@ impl<'run, T: Task> Training<'run, T> {
                 .gradients(due.number, self.stepper.layout(), &gradients);
         }
         self.note_outcome(end.outcome)?;
-        self.note_fallbacks();
+        self.note_once();
         self.checkpointer.look()?;
 
         let mut line = StepLine {
@@ -185,6 +187,7 @@ impl<'run, T: Task> Training<'run, T> {
             global_num_samples,
             time_left: None,
         };
+        self.note_share_of_kernels(&line.seconds);
         line.time_left = self.progress_file.step(&line, due.number);
         session.reporter.step(&line, should_log || due.end);
         let is_shown = match config.run.tensorboard_every {
@@ -227,7 +230,7 @@ impl<'run, T: Task> Training<'run, T> {
 
     /// Reports once, after the first step, which operations are burn's own and which parameters had
     /// no gradient; and once if the operating system refuses threads.
-    fn note_fallbacks(&mut self) {
+    fn note_once(&mut self) {
         let reporter = self.session.reporter;
         if self.progress.step == self.first_step {
             for operation in layers::fallback_ops() {
@@ -244,6 +247,29 @@ impl<'run, T: Task> Training<'run, T> {
             reporter.warn(
                 "the operating system refuses threads (limits: `ulimit -u`, pids.max of the cgroup): batches are loaded and checkpoints written between steps",
             );
+        }
+    }
+
+    /// Reports once, after the session's second step on a CPU, the share of the passes that burn's
+    /// own operations took, if it is large.
+    fn note_share_of_kernels(&mut self, seconds: &Seconds) {
+        const WORTH_A_NOTE: f64 = 0.1;
+        let in_kernels: f64 = kernel_times().iter().map(|kernel| kernel.seconds).sum();
+        let first = self.first_step;
+        if self.progress.step == first {
+            self.seconds_in_kernels = in_kernels;
+        }
+        if self.progress.step != first + 1 || self.session.config.compute.device.launches_kernels()
+        {
+            return;
+        }
+        let passes = seconds.forward + seconds.backward;
+        let share = 1.0 - (in_kernels - self.seconds_in_kernels) / passes.max(f64::MIN_POSITIVE);
+        if share > WORTH_A_NOTE {
+            self.session.reporter.note(&format!(
+                "{:.0} % of the forward and backward pass is outside Lockstep's kernels, in operations of burn and of the model itself; `bench` lists the rest",
+                100.0 * share
+            ));
         }
     }
 

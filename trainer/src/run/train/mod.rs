@@ -132,6 +132,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         own_noise: NoiseSums::default(),
         noise: NoiseSums::default(),
         noted_refused_threads: false,
+        seconds_in_kernels: 0.0,
         epoch_start: Instant::now(),
         test: None,
     };
@@ -168,6 +169,8 @@ struct Training<'a, T: Task> {
     /// Absent on other ranks than root.
     metrics: Option<MetricsFile>,
     noted_refused_threads: bool,
+    /// Time in Lockstep's CPU kernels until the end of the session's first step.
+    seconds_in_kernels: f64,
     /// When this session began the epoch.
     epoch_start: Instant,
     /// Scores of the best model on the test split, in a run with a val split.
