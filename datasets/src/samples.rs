@@ -150,15 +150,15 @@ impl<'a> Draws<'a> {
         })
     }
 
-    /// Returns true if nobody waits for the batch any longer. A [`Samples::batch`] that takes long
-    /// may then return early; the batch is not used.
+    /// Returns true if the loader no longer needs the batch, so that a long [`Samples::batch`] may
+    /// return early.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }
 
 impl Draw {
-    /// Returns the first draw of a sample in epoch 0, for numbers that depend on the sample alone.
+    /// Returns the first draw of a sample in epoch 0, for numbers that depend only on the sample.
     pub fn of_sample(seed: u64, index: usize) -> Self {
         Self {
             seed,

@@ -393,9 +393,10 @@ pub fn in_f32<const D: usize>(
     operation(widened(tensor)).cast(dtype)
 }
 
-/// Returns the tensor in the number format that the [`PassContext`] chooses for activations. A layer
-/// computes in the format of its input, so a model calls this on its input, and casts its output to
-/// f32.
+/// Returns the tensor in the number format that the [`PassContext`] chooses for activations.
+///
+/// A layer computes in the format of its input. So a model calls this on its input, and casts its
+/// output to f32.
 pub fn in_activations<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match PassContext::current().computation.activations {
         Activations::F32 => tensor,

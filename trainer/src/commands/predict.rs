@@ -18,9 +18,9 @@ use serde::Serialize;
 
 use crate::config::cli::PredictArgs;
 use crate::config::{Family, InputKind, WeightSource, invalid};
-use crate::measure::report::printable;
+use crate::measure::report::{Reporter, printable};
 use crate::model::family::{ModelFamily, ModelRequest};
-use crate::model::{ImageClassifier, data, loss};
+use crate::model::{ImageClassifier, data};
 use crate::run::saved_model::SavedModel;
 use crate::task::Classification;
 use crate::world::ranks::World;
@@ -84,18 +84,16 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         .trained()?
         .context("predict: the checkpoint has no configuration")?;
     let state = saved.state.as_ref();
-    let input = state
-        .and_then(|state| state.input.as_ref())
-        .context("predict: the checkpoint has no description of its input")?;
+    let input = state.and_then(|state| state.input.as_ref());
+    let input = input.context("predict: the checkpoint has no description of its input")?;
     let request = ModelRequest {
         in_channels: input.channels,
         image_sizes: &[[input.height, input.width]],
         ..ModelRequest::new(input.class_names.len(), &compute, &device)
     };
-    let model_args: F::Args = trained
-        .model_of(&Family::of::<Classification<F>>())?
-        .read()?;
-    let task = Classification::<F>::with(loss::cross_entropy(&compute), Vec::new());
+    let family = Family::of::<Classification<F>>();
+    let model_args: F::Args = trained.model_of(&family)?.read()?;
+    let task = Classification::<F>::default();
     let model = saved.model(&task, &model_args, &request, world)?;
     let shape = ImageShape {
         height: input.height,
@@ -112,13 +110,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     };
 
     let mut images = Vec::new();
-    let (paths, num_hidden) = expanded(&args.images);
-    if num_hidden > 0 {
-        world.reporter.note(&format!(
-            "predict: {num_hidden} hidden images or folders (.NAME) are left out"
-        ));
-    }
-    for path in paths {
+    for path in expanded(&args.images, &world.reporter) {
         let name = path
             .as_ref()
             .unwrap_or_else(|(path, _)| path)
@@ -200,9 +192,9 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
 /// An image file, or an unreadable path with the reason.
 type Found = Result<PathBuf, (PathBuf, anyhow::Error)>;
 
-/// Returns each file of `paths` once, including the files in folders, and the number of skipped
+/// Returns each file of `paths` once, including the files in folders. Reports the number of skipped
 /// hidden entries.
-fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
+fn expanded(paths: &[PathBuf], reporter: &Reporter) -> Vec<Found> {
     let mut seen = HashSet::new();
     let mut num_hidden = 0;
     let mut files = Vec::new();
@@ -222,7 +214,12 @@ fn expanded(paths: &[PathBuf]) -> (Vec<Found>, usize) {
             Err(error) => files.push(Err((path.clone(), error))),
         }
     }
-    (files, num_hidden)
+    if num_hidden > 0 {
+        reporter.note(&format!(
+            "predict: {num_hidden} hidden images or folders (.NAME) are left out"
+        ));
+    }
+    files
 }
 
 /// Returns the image files below a folder, sorted by name. Counts hidden entries, which training

@@ -196,7 +196,7 @@ impl<T: Task> Stepper<T> {
                     0
                 },
                 is_last: index + 1 == step.num_micro_steps && step.mode.reduces(),
-                // The gradients of a foreign sample mean nothing: their statistics do not contain it.
+                // The gradients of another rank's sample mean nothing here.
                 discard: micro.num_samples == 0,
             };
             let loss = {

@@ -241,7 +241,7 @@ impl<F: ModelFamily> Task for Classification<F> {
             .test_sum(logits.clone(), batch.targets().labels.clone())
     }
 
-    /// Top-1 accuracy, or the loss if the family has a loss of its own.
+    /// Top-1 accuracy, or the loss if the family has its own loss.
     fn goal(&self) -> Goal {
         if self.has_own_loss {
             Goal::min("loss")

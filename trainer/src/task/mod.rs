@@ -40,7 +40,7 @@ pub use input::ModelInput;
 /// A batch of a task on a device.
 pub type BatchOf<T> = <<<T as Task>::Samples as Samples>::Batch as Upload>::OnDevice;
 
-/// What a program trains. [`program`](crate::commands::program::task_program) is the program of one
+/// The subject of a program: data, model, loss and metrics. [`program`](crate::commands::program::task_program) is the program of one
 /// task.
 ///
 /// A step makes the exact mean of the losses of its samples, each with its
@@ -369,7 +369,7 @@ impl UnreadPass {
     }
 }
 
-/// What data are opened for.
+/// The purpose of opened data.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
     /// Training.
@@ -380,10 +380,10 @@ pub enum Purpose<'a> {
     Bench(&'a BenchConfig),
 }
 
-/// The ranks that open data, and the purpose.
+/// The ranks that open data, and their purpose.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
-    /// What the data are opened for.
+    /// The use of the data.
     pub purpose: Purpose<'a>,
     /// All ranks.
     pub communicator: &'a dyn Communicator,
@@ -391,10 +391,10 @@ pub struct Opening<'a> {
     pub reporter: &'a Reporter,
 }
 
-/// What a task is made of.
+/// The facts from which a task is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a, S> {
-    /// What the task is made for.
+    /// The use of the task.
     pub purpose: Purpose<'a>,
     /// The training samples; in an evaluation those to evaluate.
     pub samples: &'a S,
