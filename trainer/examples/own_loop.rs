@@ -14,7 +14,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::Device;
 use burn_resnet::ResNetConfig;
-use datasets::{Loader, LoaderConfig, ShapesDataset, ShardConfig, ShardPlan};
+use datasets::{ImageSamples, Loader, LoaderConfig, ShapesDataset, ShardConfig, ShardPlan};
 use distributed::gradients::{GradientReducer, ReducerConfig};
 use distributed::replica::{broadcast_module, check_fingerprint};
 use distributed::{Communicator, ROOT, launch};
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 
 fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let device = Device::flex().autodiff();
-    let splits = ShapesDataset::new(2400, 10, 0)?;
+    let data = ImageSamples::splits(ShapesDataset::new(2400, 10, 0)?, false);
     let model = ResNetConfig::cifar(8)?.init(0, &device);
     let mut model = broadcast_module(model, &**communicator, ROOT)?; // 2
     let mut reducer =
@@ -50,18 +50,18 @@ fn train(communicator: &Arc<dyn Communicator>) -> Result<()> {
             epoch,
             shuffle: true,
             drop_last: true,
-            ..ShardConfig::new(splits.train.len(), 48)
+            ..ShardConfig::new(data.train.dataset.len(), 48)
         };
         let loader = LoaderConfig {
             epoch,
-            ..LoaderConfig::new(48, splits.normalization.clone())
+            ..LoaderConfig::new(48)
         };
         let mut sum = 0.0;
-        for step in Loader::start(Arc::clone(&splits.train), ShardPlan::new(shard)?, loader) {
+        for step in Loader::start(Arc::clone(&data.train), ShardPlan::new(shard)?, loader) {
             let step = step?;
-            for batch in step.micro_batches {
-                let share = batch.labels.len() as f64 / step.global_num_samples as f64;
-                let batch = batch.upload(&device).into_images();
+            for micro in step.micro_batches {
+                let share = micro.num_samples as f64 / step.global_num_samples as f64;
+                let batch = micro.batch.to_device(&device);
                 let loss = context.clone().scope(|| {
                     let logits = model.forward(batch.images);
                     CrossEntropyLossConfig::new()

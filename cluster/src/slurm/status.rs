@@ -150,7 +150,7 @@ mod tests {
         }
         let evaluated = EpochRecord {
             val: Some(Evaluation {
-                top1: 0.5,
+                top1: Some(0.5),
                 ..Evaluation::default()
             }),
             images_per_second: 0.0,

@@ -26,14 +26,15 @@ pub struct ScoreSums {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// [`ScoreSums`] as read: without a weight each sample has the weight 1.
+/// [`ScoreSums`] as read: without a weight each sample has the weight 1. JSON has null for a sum
+/// that is not finite.
 #[derive(Deserialize)]
 struct SavedSums {
     loss_sum: f64,
     num_samples: u64,
     weight: Option<f64>,
     #[serde(flatten)]
-    metrics: BTreeMap<String, f64>,
+    metrics: BTreeMap<String, Option<f64>>,
 }
 
 impl From<SavedSums> for ScoreSums {
@@ -42,7 +43,11 @@ impl From<SavedSums> for ScoreSums {
             loss_sum: saved.loss_sum,
             num_samples: saved.num_samples,
             weight: saved.weight.unwrap_or(saved.num_samples as f64),
-            metrics: saved.metrics,
+            metrics: saved
+                .metrics
+                .into_iter()
+                .map(|(name, sum)| (name, sum.unwrap_or(f64::NAN)))
+                .collect(),
         }
     }
 }
@@ -65,11 +70,23 @@ impl ScoreSums {
         }
     }
 
-    /// Returns the sums of metrics whose names begin with `prefix`, in the order of the names.
-    pub fn with_prefix(&self, prefix: &str) -> Vec<f64> {
-        let named = self.metrics.iter();
-        let named = named.filter(|(name, _)| name.starts_with(prefix));
-        named.map(|(_, sum)| *sum).collect()
+    /// Adds to one of several sums of a metric.
+    pub fn add_to(&mut self, metric: &str, index: usize, value: f64) {
+        // Names are sorted, so the digits keep the order of up to 10^8 sums.
+        self.add(&format!("{metric}.{index:08}"), value);
+    }
+
+    /// Returns the sums of a metric by [`add_to`](Self::add_to), in order.
+    pub fn of_metric(&self, metric: &str) -> Vec<f64> {
+        let is_of_metric = |name: &str| {
+            let index = name
+                .strip_prefix(metric)
+                .and_then(|rest| rest.strip_prefix('.'));
+            index.is_some_and(|index| index.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        let own = self.metrics.iter();
+        let own = own.filter(|(name, _)| is_of_metric(name));
+        own.map(|(_, sum)| *sum).collect()
     }
 
     /// Returns the count of a metric, such as `top1_correct`, if the task has it.
@@ -212,16 +229,25 @@ fn milliseconds(steps: &[(u64, Duration)]) -> Vec<f64> {
         .collect()
 }
 
+/// Returns the sums of samples of weight 1, with the numbers of correct answers of a classifier.
+#[cfg(test)]
+pub(crate) fn sums(loss_sum: f64, num_samples: u64, [top1, top5]: [u64; 2]) -> ScoreSums {
+    let metrics = [("top1_correct", top1), ("top5_correct", top5)];
+    ScoreSums {
+        loss_sum,
+        num_samples,
+        weight: num_samples as f64,
+        metrics: metrics
+            .map(|(name, count)| (name.to_owned(), count as f64))
+            .into(),
+    }
+}
+
 /// Returns the record of an epoch of 10 images in 5 steps.
 #[cfg(test)]
 pub(crate) fn record(epoch: u64, test_top1_correct: Option<u64>) -> records::EpochRecord {
     let evaluation = |top1_correct| {
-        let sums = ScoreSums {
-            loss_sum: 5.0,
-            num_samples: 10,
-            top1_correct,
-            top5_correct: 9,
-        };
+        let sums = sums(5.0, 10, [top1_correct, 9]);
         sums.evaluation(BTreeMap::new())
     };
     records::EpochRecord {
@@ -268,22 +294,36 @@ mod tests {
     fn sums_add_up_to_means_of_at_least_one_sample() {
         let mut sums = ScoreSums::default();
         assert_eq!(sums.evaluation(BTreeMap::new()), None);
-        sums += ScoreSums {
-            loss_sum: 1.5,
-            num_samples: 2,
-            top1_correct: 1,
-            top5_correct: 2,
-        };
-        sums += ScoreSums {
-            loss_sum: 0.5,
-            num_samples: 2,
-            top1_correct: 0,
-            top5_correct: 2,
-        };
+        sums += super::sums(1.5, 2, [1, 2]);
+        sums += super::sums(0.5, 2, [0, 2]);
         assert_eq!(
-            (sums.loss_mean(), sums.top1(), sums.top5()),
-            (0.5, 0.25, 1.0)
+            (sums.loss_mean(), sums.top1(), sums.share("top5_correct")),
+            (0.5, Some(0.25), Some(1.0))
         );
+    }
+
+    #[test]
+    fn many_sums_of_a_metric_keep_their_order_and_leave_out_those_of_a_longer_name() {
+        let mut sums = ScoreSums::default();
+        let expected: Vec<f64> = (0..1_200).map(f64::from).collect();
+        for (index, value) in expected.iter().enumerate() {
+            sums.add_to("f1", index, *value);
+            sums.add_to("f1.macro", index, -1.0);
+        }
+        assert_eq!(sums.of_metric("f1"), expected);
+    }
+
+    #[test]
+    fn saved_sums_need_no_weight_and_no_finite_metric() {
+        let text = r#"{"loss_sum":1.5,"num_samples":2,"top1_correct":1,"top5_correct":2}"#;
+        let read: ScoreSums = serde_json::from_str(text).unwrap();
+        assert_eq!(read, super::sums(1.5, 2, [1, 2]));
+        let mut sums = read;
+        sums.add_to("psnr", 0, f64::INFINITY);
+        let text = serde_json::to_string(&sums).unwrap();
+        let read: ScoreSums = serde_json::from_str(&text).unwrap();
+        assert!(read.of_metric("psnr")[0].is_nan(), "{text}");
+        assert_eq!((read.loss_sum, read.top1()), (1.5, Some(0.5)));
     }
 
     #[test]

@@ -284,7 +284,7 @@ impl<F: ModelFamily> Task for Classification<F> {
                 metric.add(row, *label, &mut own);
             }
             for (index, sum) in own.into_iter().enumerate() {
-                sums.add(&super::key(&metric.name(), index), sum);
+                sums.add_to(&metric.name(), index, sum);
             }
         }
         for (row, &label) in logits.chunks_exact(num_classes).zip(&labels) {
@@ -295,7 +295,7 @@ impl<F: ModelFamily> Task for Classification<F> {
     fn figures(&self, sums: &ScoreSums) -> BTreeMap<String, f64> {
         let mut figures = BTreeMap::new();
         for metric in &self.metrics {
-            let own = sums.with_prefix(&format!("{}.", metric.name()));
+            let own = sums.of_metric(&metric.name());
             if own.len() == metric.num_sums() && sums.num_samples > 0 {
                 figures.insert(metric.name(), metric.value(&own));
             }

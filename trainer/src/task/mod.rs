@@ -207,9 +207,8 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
     fn score(&self, read: &[Vec<f32>], scores: &mut Scores) {
         for (metric, values) in self.metrics().iter().zip(read) {
             for (index, value) in values.iter().enumerate() {
-                scores
-                    .sums
-                    .add(&key(&metric.name(), index), f64::from(*value));
+                let value = f64::from(*value);
+                scores.sums.add_to(&metric.name(), index, value);
             }
         }
     }
@@ -220,7 +219,7 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
         let mut figures = BTreeMap::new();
         for metric in self.metrics() {
             let name = metric.name();
-            let values = sums.with_prefix(&format!("{name}."));
+            let values = sums.of_metric(&name);
             if !values.is_empty() {
                 figures.insert(name, metric.value(&values, sums.num_samples as f64));
             }
@@ -402,11 +401,6 @@ pub struct Setup<'a, S> {
     pub input: Option<&'a ModelInput>,
     /// Device of the tensors, without autodiff.
     pub device: &'a Device,
-}
-
-/// Returns the name of a sum of a metric.
-fn key(metric: &str, index: usize) -> String {
-    format!("{metric}.{index:03}")
 }
 
 impl Family {

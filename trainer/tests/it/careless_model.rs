@@ -16,6 +16,7 @@ use trainer::model::ImageClassifier;
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::loss::Loss;
 use trainer::step::StepConfig;
+use trainer::task::Classification;
 
 use crate::own_model::{Folder, Net, TINY, TinyArgs, evaluated, flags, on_root};
 use crate::stepper_under_test::{StepperUnderTest, one_shard, step_config, steps};
@@ -75,7 +76,7 @@ fn careless(directory: &Path, num_ranks: usize, words: &str) -> Result<(), Strin
         directory.display()
     ));
     on_root(num_ranks, |world| {
-        train::<CarelessFamily>(&args, world).map(drop)
+        train::<Classification<CarelessFamily>>(&args, world).map(drop)
     })
 }
 

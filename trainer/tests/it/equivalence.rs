@@ -98,9 +98,6 @@ fn first_velocity<M: ImageClassifier>(
             weight_decay: 0.0,
             ..SGD
         }),
-        loss: Arc::new(CrossEntropy {
-            label_smoothing: 0.1,
-        }),
         sync_batch_norm,
         sync: SyncConfig {
             bucket_cap_bytes: Some(16 << 10),
@@ -110,8 +107,16 @@ fn first_velocity<M: ImageClassifier>(
     };
     // Each rank needs a separate model: a clone would share norm statistics with the other ranks.
     let model = model.valid().train();
-    let mut stepper =
-        StepperUnderTest::new(model, config, Arc::clone(communicator), &Device::flex());
+    let loss = Arc::new(CrossEntropy {
+        label_smoothing: 0.1,
+    });
+    let mut stepper = StepperUnderTest::with_loss(
+        loss,
+        model,
+        config,
+        Arc::clone(communicator),
+        &Device::flex(),
+    );
     stepper.step(0, loaded).unwrap();
     stepper.optimizer_state().moments
 }

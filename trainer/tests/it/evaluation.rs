@@ -20,6 +20,7 @@ use trainer::commands::predict::predict;
 use trainer::config::cli::{Command, TrainArgs};
 use trainer::model::network::NetworkFamily;
 use trainer::run::checkpoint::{self, CheckpointStore};
+use trainer::task::Classification;
 
 fn tiny(further: &str) -> TrainArgs {
     flags(&[
@@ -42,7 +43,7 @@ fn evaluated(
         let Command::Eval(args) = parsed(&words) else {
             panic!("expected eval")
         };
-        eval::<NetworkFamily>(&args.into_args()?, &silent(communicator))
+        eval::<Classification<NetworkFamily>>(&args.into_args()?, &silent(communicator))
     })
 }
 
@@ -255,12 +256,15 @@ fn labels_are_those_of_the_training_s_classes_by_name_whatever_classes_the_data_
             }
         }
         let got = at(subset.path(), &[]).unwrap();
-        right += got.scores.top1_correct;
+        right += got.scores.top1_correct.unwrap();
         num_samples += got.scores.num_samples;
     }
     assert_eq!(
         (right, num_samples),
-        (expected.scores.top1_correct, expected.scores.num_samples)
+        (
+            expected.scores.top1_correct.unwrap(),
+            expected.scores.num_samples
+        )
     );
 
     // Unknown class names are rejected unless labels are positions.

@@ -90,6 +90,7 @@ fn the_norms_of_a_step_are_those_of_each_micro_batch_alone_and_of_their_mean() {
             let step = LoadedStep {
                 step_in_epoch: 0,
                 global_num_samples: BATCHES.small,
+                global_weight: batch.weight,
                 micro_batches: vec![batch],
             };
             let gradient = gradient_of(step);

@@ -18,7 +18,7 @@ fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     (
         run.parameter_hash(),
         losses,
-        [record.train_top1_correct, test.top1_correct],
+        [record.train_top1_correct, test.top1_correct.unwrap()],
     )
 }
 

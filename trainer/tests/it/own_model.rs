@@ -23,6 +23,7 @@ use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::network::NetworkFamily;
 use trainer::model::{ImageClassifier, floats};
 use trainer::run::train::Outcome;
+use trainer::task::Classification;
 use trainer::tools::bench::measure;
 use trainer::world::ranks::World;
 
@@ -202,7 +203,11 @@ fn bench_config(words: &str) -> Result<BenchConfig, ConfigError> {
     let CommandOf::Bench(args) = parsed::<TinyFamily>(&words) else {
         panic!("expected bench")
     };
-    BenchConfig::resolve(&args.into_args()?, &Family::of::<TinyFamily>(), 1)
+    BenchConfig::resolve(
+        &args.into_args()?,
+        &Family::of::<Classification<TinyFamily>>(),
+        1,
+    )
 }
 
 fn predict_flags(words: &str) -> PredictArgs {
@@ -234,7 +239,9 @@ fn run(directory: &Path, num_ranks: usize, words: &str) -> Result<Outcome<Net>, 
         "{TINY} {epochs} --output-dir {} {words}",
         directory.display()
     ));
-    on_root(num_ranks, |world| train::<TinyFamily>(&args, world))
+    on_root(num_ranks, |world| {
+        train::<Classification<TinyFamily>>(&args, world)
+    })
 }
 
 /// Returns the hash of the run's final parameters.
@@ -247,7 +254,7 @@ pub(crate) fn evaluated<F: ModelFamily>(
     words: &str,
 ) -> Result<EvaluationByClass, String> {
     let args = eval_flags::<F>(&format!("--checkpoint {} {words}", directory.display()));
-    on_root(1, |world| eval::<F>(&args, world))
+    on_root(1, |world| eval::<Classification<F>>(&args, world))
 }
 
 fn run_toml(directory: &Path) -> String {
@@ -260,7 +267,10 @@ fn train_resnet(directory: &Path) {
         "--model resnet8 --epochs 1 --output-dir",
         directory.to_str().unwrap(),
     ]);
-    on_root(1, |world| train::<NetworkFamily>(&args, world).map(drop)).unwrap();
+    on_root(1, |world| {
+        train::<Classification<NetworkFamily>>(&args, world).map(drop)
+    })
+    .unwrap();
 }
 
 pub(crate) struct Folder(tempfile::TempDir);
@@ -330,11 +340,12 @@ fn parts_of_a_network_in_an_enum_have_the_names_of_that_network_in_options_and_f
             directory.display()
         );
         let args = flags::<ChosenFamily>(&args);
-        on_root(1, |world| train::<ChosenFamily>(&args, world)).map(|outcome| {
-            match outcome.model.network {
-                AnyNet::Tiny(net) => net,
-                AnyNet::Single(_) => panic!("the network changed"),
-            }
+        on_root(1, |world| {
+            train::<Classification<ChosenFamily>>(&args, world)
+        })
+        .map(|outcome| match outcome.model.network {
+            AnyNet::Tiny(net) => net,
+            AnyNet::Single(_) => panic!("the network changed"),
         })
     };
     let of = |tensor: Tensor<4>| floats(tensor.into_data()).unwrap();
@@ -402,7 +413,7 @@ fn what_has_no_effect_or_cannot_be_is_refused_before_anything_is_written() {
 
 #[test]
 fn a_family_heeds_the_options_that_it_names_and_its_models_have_names() {
-    let family = Family::of::<LabelledFamily>();
+    let family = Family::of::<Classification<LabelledFamily>>();
     let resolve =
         |words: &str| TrainConfig::resolve_for(&family, &flags::<LabelledFamily>(words), 1);
     let config = resolve("--device flex --dtype bf16 --label first").unwrap();
@@ -560,9 +571,11 @@ fn a_family_is_measured_and_exports_no_job() {
     let words = "--stem-channels 6 --batch-size-per-rank 4 --steps 2 --warmup-steps 1";
     let config = bench_config(words).unwrap();
     let measured = || {
-        on_root(1, |world| measure::<TinyFamily>(&config, world))
-            .unwrap()
-            .unwrap()
+        on_root(1, |world| {
+            measure::<Classification<TinyFamily>>(&config, world)
+        })
+        .unwrap()
+        .unwrap()
     };
     let measurement = measured();
     assert_eq!(

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::fixture::{Run, TINY, ended_with, flags, run, trainer, write_images};
+use datasets::ImageSamples;
 use distributed::ROOT;
 use distributed::communicator::SingleCommunicator;
 use records::EpochRecord;
@@ -16,6 +17,7 @@ use trainer::model::data;
 use trainer::run::checkpoint::{Checkpoint, CheckpointStore, Progress};
 use trainer::run::directory::RunDirectory;
 use trainer::run::resumption::Resumption;
+use trainer::task::ModelInput;
 
 pub(crate) fn tiny(further: &str) -> TrainArgs {
     flags(&[TINY, "--eval-every-epochs 100", further])
@@ -62,9 +64,16 @@ pub(crate) fn told(run: &Run, args: &TrainArgs) -> String {
         &silent,
     )
     .unwrap();
-    let resumption = Resumption::find(&directory, &config, &data, args.allow_changed_data)
-        .unwrap()
-        .unwrap();
+    let data = ImageSamples::splits(data, false);
+    let input = ModelInput::of(&data);
+    let resumption = Resumption::find(
+        &directory,
+        &config,
+        (&data, Some(&input)),
+        args.allow_changed_data,
+    )
+    .unwrap()
+    .unwrap();
     [resumption.warnings, resumption.notes].concat().join("\n")
 }
 

@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex};
 use crate::fixture::{Run, TINY, flags, run, runs_of};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
-use datasets::{DatasetError, ImageDataset, ImageShape, ShapesDataset};
+use datasets::{DatasetError, ImageDataset, ImageSamples, ImageShape, ShapesDataset};
 use distributed::{ROOT, run_ranks};
 use trainer::config::InputKind;
 use trainer::config::cli::TrainArgs;
 use trainer::measure::report::Reporter;
 use trainer::model::loss::CrossEntropy;
+use trainer::model::network::NetworkFamily;
 use trainer::run::evaluate::{EvaluateConfig, evaluate};
+use trainer::task::Classification;
 use trainer::world::stop::StopFlag;
 
 fn tiny(further: &str) -> TrainArgs {
@@ -74,8 +76,6 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         micro_batch_size: 7,
         loader_threads: 1,
         input: InputKind::Host,
-        loss: Arc::new(CrossEntropy::default()),
-        metrics: Vec::new(),
         reporter: Reporter::new(false),
     };
     let scores = [1, 2, 3, 5].map(|world_size| {
@@ -83,30 +83,26 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
             inner: Arc::clone(splits.test.as_ref().unwrap()),
             read: Mutex::default(),
         });
-        let dataset: Arc<dyn ImageDataset> = noting.clone();
+        let images = ImageSamples::new(noting.clone(), splits.normalization.clone());
+        let images = Arc::new(images);
         let mut scores = run_ranks(world_size, |communicator| {
             let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());
             let device = Device::flex();
             let stop = StopFlag::default();
-            let normalization = &splits.normalization;
-            evaluate(
-                &model,
-                &dataset,
-                normalization,
-                &how,
-                &communicator,
-                &device,
-                &stop,
-            )
-            .unwrap()
-            .sums
-            .unwrap()
+            let loss = Arc::new(CrossEntropy::default());
+            let task = Arc::new(Classification::<NetworkFamily>::with(loss, Vec::new()));
+            evaluate(&task, &model, &images, &how, &communicator, &device, &stop)
+                .unwrap()
+                .sums
+                .unwrap()
         });
         let mut read = noting.read.lock().unwrap().clone();
         read.sort_unstable();
         assert_eq!(read, (0..40).collect::<Vec<_>>(), "{world_size} ranks");
         let scores = scores.swap_remove(ROOT);
-        (scores.num_samples, scores.top1_correct, scores.top5_correct)
+        let [top1, top5] =
+            ["top1_correct", "top5_correct"].map(|metric| scores.count(metric).unwrap());
+        (scores.num_samples, top1, top5)
     });
     assert_eq!(scores[0].0, 40);
     assert_eq!(scores, [scores[0]; 4]);

@@ -87,7 +87,7 @@ fn a_run_with_a_val_split_chooses_by_it_and_measures_the_test_split_once_on_any_
         assert_eq!(of_test.scores.top1_correct, test.scores.top1_correct);
         assert_eq!(
             (of_val.scores.num_samples, of_val.scores.top1),
-            (26, best.value)
+            (26, Some(best.value))
         );
         assert_eq!(
             (
@@ -116,7 +116,7 @@ fn a_run_with_a_val_split_chooses_by_it_and_measures_the_test_split_once_on_any_
         );
         assert_eq!(
             file.classes.iter().map(|class| class.correct).sum::<u64>(),
-            test.scores.top1_correct
+            test.scores.top1_correct.unwrap()
         );
     }
 }
@@ -162,9 +162,9 @@ fn a_stop_within_the_test_measurement_is_made_good_by_the_next_session_and_a_fin
     fs::write(&path, file.to_string()).unwrap();
     let again = whole.again().go(2, &args("--resume"));
     for outcome in again.outcomes() {
-        assert_eq!(outcome.test.as_ref().unwrap().scores.top1, 0.125);
+        assert_eq!(outcome.test.as_ref().unwrap().scores.top1, Some(0.125));
     }
-    assert_eq!(summary(&again).test.unwrap().scores.top1, 0.125);
+    assert_eq!(summary(&again).test.unwrap().scores.top1, Some(0.125));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn patience_ends_a_run_on_all_ranks_at_once_and_counts_on_after_a_stop() {
         let records = metrics(&whole);
         let accuracies: Vec<f64> = records
             .iter()
-            .map(|record| record.val.as_ref().unwrap().top1)
+            .map(|record| record.val.as_ref().unwrap().top1.unwrap())
             .collect();
         let (last, before) = accuracies.split_last().unwrap();
         assert!(

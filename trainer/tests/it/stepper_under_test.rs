@@ -1,22 +1,28 @@
 //! A rank that runs single steps, so that a test can inspect the state between steps.
 
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{
-    Augment, LoadedStep, Loader, LoaderConfig, Pixels, ShapesDataset, ShardConfig, ShardPlan,
+    Augment, ImageSamples, LoadedStep, Loader, LoaderConfig, Pixels, ShapesDataset, ShardConfig,
+    ShardPlan, Upload,
 };
 use distributed::Communicator;
 use distributed::replica::{ParameterLayout, read};
+use trainer::config::cli::ModelArgs;
 use trainer::config::{AdamConfig, OptimizerChoice, SgdConfig, SyncConfig};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
+use trainer::model::family::{ModelFamily, ModelRequest};
+use trainer::model::loss::{CrossEntropy, Loss};
 use trainer::step::OptimizerState;
 use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
+use trainer::task::Classification;
 
 /// Momentum and weight decay.
 pub(crate) const SGD: SgdConfig = SgdConfig {
@@ -75,11 +81,12 @@ pub(crate) fn steps(
     augment: Augment,
 ) -> Vec<LoadedStep> {
     let data = ShapesDataset::new(shard.num_samples, 10, 1).unwrap();
-    let how = LoaderConfig {
+    let images = ImageSamples {
         augment,
-        ..LoaderConfig::new(micro_batch_size, data.normalization)
+        ..ImageSamples::new(data.train, data.normalization)
     };
-    Loader::start(data.train, ShardPlan::new(shard).unwrap(), how)
+    let how = LoaderConfig::new(micro_batch_size);
+    Loader::start(Arc::new(images), ShardPlan::new(shard).unwrap(), how)
         .map(Result::unwrap)
         .collect()
 }
@@ -89,7 +96,7 @@ pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
     let Some(Pixels::Normalised(pixels)) = loaded
         .micro_batches
         .last_mut()
-        .map(|batch| &mut batch.pixels)
+        .map(|micro| &mut micro.batch.pixels)
     else {
         panic!("expected normalised pixels");
     };
@@ -100,17 +107,45 @@ pub(crate) fn with_bad_pixel(mut loaded: LoadedStep, value: f32) -> LoadedStep {
 /// All values that a step changes.
 pub(crate) type State = ([Vec<u32>; 3], Option<u64>);
 
-/// A stepper whose steps all have the same learning rate.
-pub(crate) struct StepperUnderTest<M = ResNet>(Stepper<M>);
+/// A family of models that are made elsewhere.
+pub(crate) struct Bare<M>(PhantomData<fn() -> M>);
 
-impl<M: ImageClassifier> StepperUnderTest<M> {
+impl<M: ImageClassifier + 'static> ModelFamily for Bare<M> {
+    const NAME: &'static str = "bare";
+    type Args = ModelArgs;
+    type Model = M;
+
+    fn build(_: &ModelArgs, _: &ModelRequest<'_>) -> Result<M> {
+        bail!("bare: expected a model that the test makes")
+    }
+}
+
+type TaskOf<M> = Classification<Bare<M>>;
+
+/// A stepper whose steps all have the same learning rate.
+pub(crate) struct StepperUnderTest<M: ImageClassifier + 'static = ResNet>(Stepper<TaskOf<M>>);
+
+impl<M: ImageClassifier + 'static> StepperUnderTest<M> {
+    /// Returns a stepper with the cross entropy.
     pub(crate) fn new(
         model: M,
         config: StepConfig,
         communicator: Arc<dyn Communicator>,
         device: &Device,
     ) -> Self {
-        Self(Stepper::new(model, config, communicator, device).unwrap())
+        let loss = Arc::new(CrossEntropy::default());
+        Self::with_loss(loss, model, config, communicator, device)
+    }
+
+    pub(crate) fn with_loss(
+        loss: Arc<dyn Loss>,
+        model: M,
+        config: StepConfig,
+        communicator: Arc<dyn Communicator>,
+        device: &Device,
+    ) -> Self {
+        let task = Arc::new(Classification::with(loss, Vec::new()));
+        Self(Stepper::new(task, model, config, communicator, device).unwrap())
     }
 
     /// Runs the step with this number.
@@ -163,16 +198,16 @@ impl<M: ImageClassifier> StepperUnderTest<M> {
     }
 }
 
-impl<M> Deref for StepperUnderTest<M> {
-    type Target = Stepper<M>;
+impl<M: ImageClassifier + 'static> Deref for StepperUnderTest<M> {
+    type Target = Stepper<TaskOf<M>>;
 
-    fn deref(&self) -> &Stepper<M> {
+    fn deref(&self) -> &Self::Target {
         &self.0
     }
 }
 
-impl<M> DerefMut for StepperUnderTest<M> {
-    fn deref_mut(&mut self) -> &mut Stepper<M> {
+impl<M: ImageClassifier + 'static> DerefMut for StepperUnderTest<M> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
 }

@@ -9,6 +9,7 @@ use distributed::run_ranks;
 use trainer::commands::verify_run::verify_run;
 use trainer::config::cli::VerifyRunArgs;
 use trainer::model::network::NetworkFamily;
+use trainer::task::Classification;
 
 use crate::fixture::{
     Run, TINY, bitmap, ended, ended_with, flags, make_pipe, run, silent, trainer, write_images,
@@ -91,7 +92,7 @@ fn repeats_on_two(run: &Run, steps: usize) {
     let codes = run_ranks(2, |communicator| {
         format!(
             "{:?}",
-            verify_run::<NetworkFamily>(&args, &silent(communicator)).unwrap()
+            verify_run::<Classification<NetworkFamily>>(&args, &silent(communicator)).unwrap()
         )
     });
     assert_eq!(codes, vec![format!("{:?}", ExitCode::SUCCESS); 2]);

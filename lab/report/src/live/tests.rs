@@ -91,7 +91,7 @@ fn run() -> TempDir {
         train_top1: Some(top1),
         test: Some(Evaluation {
             loss: loss + 0.1,
-            top1: top1 - 0.1,
+            top1: Some(top1 - 0.1),
             ..Evaluation::default()
         }),
         images_per_second: 100.0,
@@ -159,11 +159,11 @@ fn a_running_runs_page_has_its_place_its_curves_its_ranks_and_the_time_left() {
     for expected in [
         "running: training",
         "resnet20 on shapes | 2 ranks of 1 thread on n1",
-        "123.4 images/s | exposed communication 10.0 %",
+        "123.4 samples/s | exposed communication 10.0 %",
         "step 25: loss 0.5000 accuracy 75.0 % rate 1.0e-5",
         "epoch 2: test loss 1.1000 accuracy 50.00 %",
         "epoch 3 of 4, step 5 of 10, 30s left",
-        " images/s by epoch ",
+        " samples/s by epoch ",
         "50.0 %",
     ] {
         assert!(page.contains(expected), "{expected}\n{page}");
@@ -240,7 +240,7 @@ fn curves_differ_without_colours_and_a_terminal_of_24_rows_has_room_for_everythi
     );
     for expected in [
         "running: training",
-        "123.4 images/s",
+        "123.4 samples/s",
         "step 25:",
         "epoch 2: test loss 1.1000 accuracy 50.00 % | highest 50.00 % in epoch 2",
         "30s left",
@@ -395,7 +395,7 @@ fn values_that_were_not_measured_are_shown_as_dashes() {
     write(&folder, "progress.json", &at_start);
     let mut lines = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let val = Some(Evaluation {
-        top1: 0.7,
+        top1: Some(0.7),
         ..Evaluation::default()
     });
     let unmeasured = EpochRecord {
@@ -410,7 +410,7 @@ fn values_that_were_not_measured_are_shown_as_dashes() {
     fs::write(folder.path().join("metrics.jsonl"), lines).unwrap();
     let page = shown(&folder);
     for expected in [
-        "- images/s | exposed communication - %",
+        "- samples/s | exposed communication - %",
         "known after the first epoch",
         "│100.00│",
     ] {
@@ -418,7 +418,7 @@ fn values_that_were_not_measured_are_shown_as_dashes() {
     }
     write(&folder, "summary.json", &summary(String::new()));
     assert!(
-        shown(&folder).contains("100.0 images/s | exposed communication - %"),
+        shown(&folder).contains("100.0 samples/s | exposed communication - %"),
         "{}",
         shown(&folder)
     );

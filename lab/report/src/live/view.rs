@@ -233,7 +233,10 @@ fn speed(live: &Live) -> [String; 3] {
         ),
     };
     [
-        format!("{} images/s", or_dash(speed.map(|speed| decimal(speed, 1)))),
+        format!(
+            "{} samples/s",
+            or_dash(speed.map(|speed| decimal(speed, 1)))
+        ),
         format!(
             "exposed communication {} %",
             or_dash(exposed.map(|exposed| decimal(100.0 * exposed, 1)))
@@ -417,9 +420,16 @@ fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buff
         Row::new(cells.into_iter().take(num_columns))
     };
     let columns = [
-        "rank", "node", "images/s", "waits", "data ms", "fwd", "bwd", "opt",
+        "rank",
+        "node",
+        "samples/s",
+        "waits",
+        "data ms",
+        "fwd",
+        "bwd",
+        "opt",
     ];
-    let widths = [4, 9, 8, 7, 7, 6, 6, 5].map(Constraint::Min);
+    let widths = [4, 9, 9, 7, 7, 6, 6, 5].map(Constraint::Min);
     let header = Row::new(columns[..num_columns].to_vec()).bold();
     let table = Table::new(ranks.iter().map(row), &widths[..num_columns]);
     Widget::render(table.header(header).block(block), area, buffer);

@@ -462,7 +462,7 @@ mod tests {
             step: (epoch + 1) * 5,
             train_num_samples: 10,
             test: correct.map(|correct| Evaluation {
-                top1: correct as f64 / 10.0,
+                top1: Some(correct as f64 / 10.0),
                 ..Evaluation::default()
             }),
             seconds_total: 3.0,

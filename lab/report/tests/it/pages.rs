@@ -157,7 +157,7 @@ fn the_largest_numbers_that_files_can_have_are_shown() {
     let (run, output) = (folder.path().join("run"), folder.path().join("report"));
     fs::create_dir(&run).unwrap();
     let test = Some(Evaluation {
-        top1: 0.5,
+        top1: Some(0.5),
         ..Evaluation::default()
     });
     let epoch = EpochRecord {

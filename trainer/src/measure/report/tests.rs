@@ -4,8 +4,8 @@ use super::*;
 use crate::config::TrainConfig;
 use crate::config::cli::TrainArgs;
 use crate::measure::metrics::ScoreSums;
-use crate::measure::metrics::record;
 use crate::measure::metrics::throughput;
+use crate::measure::metrics::{record, sums};
 use records::{Best, Evaluation, FinalTest, GradientNoise, RankSeconds, Seconds, SlowestRank};
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,12 +44,7 @@ fn step_line(step_in_epoch: u64) -> StepLine {
         epoch: 3,
         step_in_epoch,
         steps_per_epoch: 3900,
-        scores: ScoreSums {
-            loss_sum: 1204.6,
-            num_samples: 1000,
-            top1_correct: 563,
-            top5_correct: 900,
-        },
+        scores: sums(1204.6, 1000, [563, 900]),
         learning_rate: 0.0921,
         duration: Duration::from_micros(41_700),
         seconds: Seconds {
@@ -116,7 +111,7 @@ fn a_step_line_has_fixed_columns_with_units() {
         ..step_line(0)
     };
     assert!(
-        lines::step(&nothing).contains("| loss      - | acc    - % |"),
+        lines::step(&nothing).contains("| loss      - | lr"),
         "{}",
         lines::step(&nothing)
     );
@@ -326,8 +321,8 @@ fn the_last_line_of_a_run_with_a_val_split_has_the_best_model_and_its_test() {
     });
     let scores = Evaluation {
         loss: 0.5,
-        top1: 0.875,
-        top5: 1.0,
+        top1: Some(0.875),
+        top5: Some(1.0),
         ..Evaluation::default()
     };
     let summary = Summary {

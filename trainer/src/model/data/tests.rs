@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use datasets::{DatasetError, OnBadImage};
+use datasets::{DatasetError, ImageSamples, OnBadImage};
 use distributed::run_ranks;
 
 use super::*;
@@ -91,10 +91,11 @@ fn checksums_of(
         // The test split is the same, since only the train split is counted.
         let normalization = Normalization::uniform(1);
         let data = DatasetSplits::of_two(train.clone(), train, normalization);
+        let data = ImageSamples::splits(data, false);
         let data = (Some(communicator.rank()) != without_data).then_some(data);
         let splits = data
             .as_ref()
-            .map_or(vec![], |data| vec![&data.train, evaluated(data).unwrap()]);
+            .map_or(vec![], |data| vec![&data.train, data.evaluated().unwrap()]);
         share_checksums(&splits, Some(folders[communicator.rank()]), &communicator).unwrap();
         data.map(|data| data.train.checksum())
     });

@@ -153,8 +153,8 @@ impl Trainee {
             .iter_mut()
             .flat_map(|step| &mut step.micro_batches);
         others
-            .filter(|batch| batch.labels.len() == first.labels.len())
-            .for_each(|batch| batch.pixels = first.pixels.clone());
+            .filter(|micro| micro.num_samples == first.num_samples)
+            .for_each(|micro| micro.batch.pixels = first.batch.pixels.clone());
     }
 }
 
