@@ -27,6 +27,8 @@ use row_kernel::{PixelBlock, max_pixels, select};
 
 /// Bytes after which addresses fall into the same set of an L1 with 64 sets.
 const L1_STRIDE: usize = 4096;
+/// Lines of a set of an L1 of 32 KiB.
+const L1_WAYS: usize = 8;
 
 /// The whole correlation; `after_piece(piece, first element, elements)` is called on each finished
 /// band.
@@ -247,10 +249,14 @@ impl<X: Factor> Products for Blocks<X> {
 
     fn run<S: Simd, E: Element>(band: &ClassBand<'_, X>, out: &mut [E]) {
         let ClassBand { plan, class, .. } = *band;
-        // Pixels a multiple of 4 KB apart share one set of L1, which holds fewer of them than a
-        // tall block reads; a row of few pixels makes no full block of the other kind.
+        // Pixels a multiple of 4 KiB apart share one set of L1. A block with more of them than the
+        // set has lines is exchanged for a lower and wider one, which needs 32 registers: with 16
+        // no block is too tall.
         let stride = band.pixel_stride() * size_of::<X>();
-        let is_wide = stride.is_multiple_of(L1_STRIDE) && class.out_w >= 4 * max_pixels::<S>(4);
+        let tallest = class
+            .out_w
+            .div_ceil(class.out_w.div_ceil(max_pixels::<S>(2)));
+        let is_wide = stride.is_multiple_of(L1_STRIDE) && tallest > L1_WAYS;
         let mut channel = 0;
         while channel < plan.out_c {
             let rest = plan.out_c - channel;

@@ -7,6 +7,7 @@ use crate::tests::{dirty, rounded, shape_of, widened};
 use crate::{Element, Storage};
 
 mod dot;
+mod far_pixels;
 mod reference;
 
 /// SplitMix64: values in -1..1 from a seed.
