@@ -22,13 +22,10 @@ const BUILT_IN50: &str = "64->64@56k1s1,64->256@56k1s1,256->64@56k1s1,256->128@5
 1024->256@14k1s1,256->1024@14k1s1,512->2048@7k1s1,2048->512@7k1s1,256->512@56k1s2,512->1024@28k1s2,1024->2048@14k1s2,\
 64->64@56k3s1,128->128@28k3s1,256->256@14k3s1,512->512@7k3s1,128->128@56k3s2,256->256@28k3s2,512->512@14k3s2,3->64@224k7s2";
 
-/// Returns the name and the shape of each convolution that `--layers` names.
-pub(crate) fn named(layers: &str, batch: usize) -> Result<Vec<(String, Conv2dShape)>, String> {
+/// Returns the shape of each convolution that `--layers` names.
+pub(crate) fn named(layers: &str, batch: usize) -> Result<Vec<Conv2dShape>, String> {
     let of = |names: &str, batch: usize| -> Result<Vec<_>, String> {
-        names
-            .split(',')
-            .map(|name| Ok((name.to_owned(), shape(name, batch)?)))
-            .collect()
+        names.split(',').map(|name| shape(name, batch)).collect()
     };
     let large = batch.min(RESNET50_BATCH);
     match layers {
@@ -69,7 +66,29 @@ fn shape(name: &str, batch: usize) -> Result<Conv2dShape, String> {
     })
 }
 
-pub(crate) fn measure<E: Element>(bench: &Bench, layer: &str, shape: Conv2dShape) {
+/// Measures a layer, and its neighbours if asked for.
+pub(crate) fn measure_among_neighbours<E: Element>(bench: &Bench, shape: Conv2dShape) {
+    let channels = [shape.in_channels, shape.out_channels];
+    bench.among_neighbours(channels, |[in_channels, out_channels]| {
+        let groups = if shape.groups > 1 { in_channels } else { 1 };
+        let shape = Conv2dShape {
+            in_channels,
+            out_channels,
+            groups,
+            ..shape
+        };
+        let mut layer = format!(
+            "{in_channels}->{out_channels}@{}k{}s{}",
+            shape.height, shape.kernel, shape.stride
+        );
+        if groups > 1 {
+            layer += &format!("g{groups}");
+        }
+        measure::<E>(bench, &layer, shape);
+    });
+}
+
+fn measure<E: Element>(bench: &Bench, layer: &str, shape: Conv2dShape) {
     let conv = Conv2d::new(shape, bench.algorithm, bench.isa, Storage::of::<E>());
     let measure = |operation: &str, storage, bytes, flops, call: &mut dyn FnMut()| {
         let batch = Some(shape.batch);

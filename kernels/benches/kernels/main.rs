@@ -6,6 +6,7 @@
 //! `dtype`, `threads`, `ms`, `gflops`, `share_of_peak`, `gb_per_s`, `share_of_copy`, `library`. A
 //! value that does not apply is null. Shares are fractions in JSON. A share of the peak can exceed
 //! 1: the operations of Winograd are counted as direct convolution's.
+//! With `--neighbours`: the comparison that `neighbours.rs` describes.
 //! Invariant: a time is the minimum over repetitions.
 //!
 //! `cargo run --release --example kernels -- --layers cifar --dtype bf16`;
@@ -14,8 +15,10 @@
 
 mod convolutions;
 mod memory;
+mod neighbours;
 
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -24,6 +27,7 @@ use kernels::arena::{Arena, Buffer};
 use kernels::conv2d::Algorithm;
 use kernels::simd::{Isa, measure_fma_gflops};
 use kernels::{Element, Storage};
+use neighbours::{ROUNDS, Rate};
 use rayon::prelude::*;
 
 /// Runs of about a millisecond, of which the best is the peak.
@@ -60,6 +64,9 @@ struct Arguments {
     /// Duration of each measurement
     #[arg(long, default_value_t = 0.3)]
     seconds: f64,
+    /// Comparison of channels that are a power of two with 32 fewer and 32 more
+    #[arg(long, conflicts_with = "json")]
+    neighbours: bool,
     /// JSON lines instead of the table
     #[arg(long)]
     json: bool,
@@ -93,6 +100,10 @@ fn main() -> Result<(), String> {
     let peak = measure_fma_gflops(isa, PEAK_REPETITIONS);
     if !arguments.json {
         println!("{isa:?}, {algorithm:?}, FMA peak of one thread: {peak:.1} GFLOP/s\n");
+    }
+    if arguments.neighbours {
+        neighbours::print_header();
+    } else if !arguments.json {
         println!(
             "{:<22} {:>5}  {:<36} {:<5} {:>10} {:>10} {:>10} {:>10} {:>10}",
             "layer",
@@ -112,6 +123,7 @@ fn main() -> Result<(), String> {
         algorithm,
         isa,
         arena: Arena::new(),
+        rates: Mutex::new(Vec::new()),
     };
     pool.install(|| match bench.arguments.dtype.as_str() {
         "bf16" => bench.measure_all::<bf16>(),
@@ -127,6 +139,8 @@ struct Bench {
     /// FMA peak of all threads, in GFLOP/s.
     peak: f64,
     arena: Arena,
+    /// Rates since the last comparison.
+    rates: Mutex<Vec<Rate>>,
 }
 
 /// A measured operation.
@@ -145,8 +159,8 @@ struct Work<'a> {
 
 impl Bench {
     fn measure_all<E: Element>(&self) -> Result<(), String> {
-        for (name, shape) in convolutions::named(&self.arguments.layers, self.arguments.batch)? {
-            convolutions::measure::<E>(self, &name, shape);
+        for shape in convolutions::named(&self.arguments.layers, self.arguments.batch)? {
+            convolutions::measure_among_neighbours::<E>(self, shape);
         }
         memory::measure::<E>(self);
         Ok(())
@@ -170,7 +184,10 @@ impl Bench {
             start.elapsed().as_secs_f64() / f64::from(calls)
         };
         let calls = (CLOCKED_SECONDS / seconds_of(1)).clamp(1.0, MAX_CALLS) as u32;
-        let time = Duration::from_secs_f64(self.arguments.seconds);
+        let mut time = Duration::from_secs_f64(self.arguments.seconds);
+        if self.arguments.neighbours {
+            time /= ROUNDS;
+        }
         let begin = Instant::now();
         let mut best = f64::INFINITY;
         let mut repetitions = 0;
@@ -194,6 +211,10 @@ impl Bench {
             Storage::Bf16 => "bf16",
         };
         let ms = seconds * 1e3;
+        if self.arguments.neighbours {
+            self.keep(layer, operation, gflops.unwrap_or(gb_per_s));
+            return gb_per_s;
+        }
         if self.arguments.json {
             let number =
                 |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.4}"));

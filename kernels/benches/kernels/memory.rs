@@ -78,16 +78,26 @@ pub(crate) fn measure<E: Element>(bench: &Bench) {
     let batch = bench.arguments.batch;
     let cifar = matches!(bench.arguments.layers.as_str(), "cifar" | "all");
     let resnet50 = matches!(bench.arguments.layers.as_str(), "resnet50" | "all");
+    let norms = |shape: &(usize, usize, usize, bool)| {
+        let (extent, max_images, channels, has_shortcut) = *shape;
+        bench.among_neighbours([channels], |[channels]| {
+            norm::<E>(bench, (extent, max_images, channels, has_shortcut));
+        });
+    };
     if cifar {
-        CIFAR.iter().for_each(|shape| norm::<E>(bench, *shape));
-        average::<E>(bench, batch, 8, 64);
+        CIFAR.iter().for_each(norms);
+        bench.among_neighbours([64], |[channels]| average::<E>(bench, batch, 8, channels));
     }
     if resnet50 {
-        RESNET50.iter().for_each(|shape| norm::<E>(bench, *shape));
-        max_pool::<E>(bench, batch.min(4));
-        average::<E>(bench, batch.min(32), 7, 2048);
+        RESNET50.iter().for_each(norms);
+        bench.among_neighbours([64], |[channels]| {
+            max_pool::<E>(bench, batch.min(4), channels);
+        });
+        bench.among_neighbours([2048], |[channels]| {
+            average::<E>(bench, batch.min(32), 7, channels);
+        });
     }
-    if cifar || resnet50 {
+    if (cifar || resnet50) && !bench.arguments.neighbours {
         updates(bench);
     }
 }
@@ -216,19 +226,19 @@ fn average<E: Element>(bench: &Bench, images: usize, extent: usize, channels: us
     });
 }
 
-fn max_pool<E: Element>(bench: &Bench, num_images: usize) {
+fn max_pool<E: Element>(bench: &Bench, num_images: usize, channels: usize) {
     let shape = MaxPoolShape {
         num_images,
         height: 112,
         width: 112,
-        channels: 64,
+        channels,
     };
     let mut x = bench.values::<E>(shape.input_len());
     let mut y = bench.values::<E>(shape.output_len());
     let mut taps = vec![0; shape.output_len()];
     let tensor = OnTensor::new::<E>(
         bench,
-        format!("[{num_images}, 112, 112, 64]"),
+        format!("[{num_images}, 112, 112, {channels}]"),
         Some(num_images),
         x.len(),
     );
