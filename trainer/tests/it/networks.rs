@@ -9,9 +9,10 @@ use distributed::replica::{ParameterLayout, read};
 use trainer::commands::verify_run::verify_run;
 use trainer::config::ComputeSection;
 use trainer::config::cli::{ModelSection, VerifyRunArgs};
-use trainer::model::family::{ModelRequest, build};
+use trainer::model::family::ModelRequest;
 use trainer::model::network::NetworkFamily;
 use trainer::run::checkpoint;
+use trainer::task::{Classification, build};
 
 use crate::fixture::{
     Run, bitmap, ended_with, flags, last_line_as_json, run, silent, succeed, trainer, write_images,
@@ -37,7 +38,7 @@ fn a_mobilenet_gives_the_same_bits_on_any_number_of_ranks_and_across_a_restart()
         run: whole.directory(),
         ..VerifyRunArgs::default()
     };
-    let verdict = verify_run::<NetworkFamily>(&args, &silent(SingleCommunicator::new())).unwrap();
+    let verdict = verify_run::<Classification<NetworkFamily>>(&args, &silent(SingleCommunicator::new())).unwrap();
     assert_eq!(format!("{verdict:?}"), format!("{:?}", ExitCode::SUCCESS));
 }
 
@@ -224,7 +225,8 @@ fn a_seed_draws_the_same_initial_weights_again() {
             seed,
             ..ModelRequest::new(10, &compute, &device)
         };
-        let model = build::<NetworkFamily>(&section, &request).unwrap();
+        let task = Classification::<NetworkFamily>::default();
+        let model = build(&task, &section.read().unwrap(), &request).unwrap();
         read(&model, &ParameterLayout::new(&model))
     };
     for name in ["mobilenet-v2", "vit-tiny"] {

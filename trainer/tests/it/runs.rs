@@ -4,14 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use crate::fixture::{Run, TINY, flags, run, runs_of};
 use burn::tensor::Device;
-use burn_resnet::{ResNet, ResNetConfig};
+use burn_resnet::ResNetConfig;
 use datasets::{DatasetError, ImageDataset, ImageSamples, ImageShape, ShapesDataset};
 use distributed::{ROOT, run_ranks};
+use layers::backend::Computation;
 use trainer::config::InputKind;
 use trainer::config::cli::TrainArgs;
 use trainer::measure::report::Reporter;
 use trainer::model::loss::CrossEntropy;
-use trainer::model::network::NetworkFamily;
+use trainer::model::network::{Network, NetworkFamily};
 use trainer::run::evaluate::{EvaluateConfig, evaluate};
 use trainer::task::Classification;
 use trainer::world::stop::StopFlag;
@@ -76,6 +77,7 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         micro_batch_size: 7,
         loader_threads: 1,
         input: InputKind::Host,
+        computation: Computation::default(),
         reporter: Reporter::new(false),
     };
     let scores = [1, 2, 3, 5].map(|world_size| {
@@ -86,7 +88,8 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
         let images = ImageSamples::new(noting.clone(), splits.normalization.clone());
         let images = Arc::new(images);
         let mut scores = run_ranks(world_size, |communicator| {
-            let model: ResNet = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());
+            let model = ResNetConfig::cifar(8).unwrap().init(3, &Device::flex());
+            let model = Network::ResNet(model);
             let device = Device::flex();
             let stop = StopFlag::default();
             let loss = Arc::new(CrossEntropy::default());
