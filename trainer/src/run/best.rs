@@ -92,7 +92,7 @@ impl BestRule {
     ) -> Result<bool> {
         let value = match self.goal.figure.as_str() {
             "loss" => Some(scores.loss),
-            "top1" => scores.top1,
+            "top1" if scores.top1.is_some() => scores.top1,
             name => scores.metrics.get(name).copied(),
         };
         let value = value.unwrap_or(f64::NAN);
