@@ -33,7 +33,7 @@ const NUM_BLOCKS: usize = 2;
 
 /// Consecutive pieces of a text. The last piece may be shorter.
 #[derive(Debug)]
-pub struct Text(&'static str, Vec<u8>);
+pub(crate) struct Text(&'static str, Vec<u8>);
 
 impl Samples for Text {
     type Batch = Vec<TensorData>;
@@ -82,7 +82,7 @@ struct Block {
 
 /// The network.
 #[derive(Module, Debug)]
-pub struct Gpt {
+pub(crate) struct Gpt {
     bytes: Param<Tensor<2>>,
     positions: Param<Tensor<2>>,
     blocks: Vec<Block>,
@@ -145,7 +145,7 @@ impl Gpt {
 
 /// The task: to predict the next byte.
 #[derive(Debug, Default)]
-pub struct CharGpt;
+pub(crate) struct CharGpt;
 
 impl Task for CharGpt {
     const NAME: &'static str = "char-gpt";

@@ -29,7 +29,7 @@ const NUM_SHAPES: usize = 3;
 
 /// Drawn images: name, seed and number.
 #[derive(Debug)]
-pub struct Drawings(&'static str, u64, usize);
+pub(crate) struct Drawings(&'static str, u64, usize);
 
 impl Samples for Drawings {
     type Batch = Vec<TensorData>;
@@ -75,7 +75,7 @@ impl Samples for Drawings {
 
 /// Two convolutions and two heads.
 #[derive(Module, Debug)]
-pub struct Heads {
+pub(crate) struct Heads {
     convs: Vec<Conv2d>,
     norms: Vec<BatchNorm>,
     shapes: Linear,
@@ -112,7 +112,7 @@ impl Heads {
 
 /// The task of both heads.
 #[derive(Debug, Default)]
-pub struct SeveralHeads;
+pub(crate) struct SeveralHeads;
 
 impl Task for SeveralHeads {
     const NAME: &'static str = "several-heads";

@@ -24,7 +24,7 @@ const SIDE: usize = 32;
 
 /// Drawn images: name, seed and number. Those of seed 0, for training, are mirrored at random.
 #[derive(Debug)]
-pub struct Drawings(&'static str, u64, usize);
+pub(crate) struct Drawings(&'static str, u64, usize);
 
 impl Drawings {
     /// Draws a disc on noise; returns pixels, and 1 in the disc, `[H, W]`.
@@ -103,7 +103,7 @@ impl Layer {
 
 /// The network, with two scales.
 #[derive(Module, Debug)]
-pub struct UNet {
+pub(crate) struct UNet {
     outer: Layer,
     inner: Layer,
     joined: Layer,
@@ -129,7 +129,7 @@ fn doubled(x: Tensor<4>) -> Tensor<4> {
 
 /// The task: to find the pixels of the disc.
 #[derive(Debug, Default)]
-pub struct Segmentation;
+pub(crate) struct Segmentation;
 
 impl Task for Segmentation {
     const NAME: &'static str = "unet";

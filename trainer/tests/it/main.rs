@@ -37,6 +37,8 @@ mod splits;
 mod stepper_under_test;
 mod streaming;
 mod synchronisation;
+mod task_programs;
+mod tasks;
 mod tensorboard;
 mod update_on_device;
 mod verify;

@@ -9,7 +9,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 /// Returns numbers without a pattern, different for each `salt`, in -1..1.
-fn numbers(len: usize, salt: u32) -> Vec<f32> {
+pub(crate) fn numbers(len: usize, salt: u32) -> Vec<f32> {
     (0..len as u32)
         .map(|i| {
             (i + 1)
@@ -83,6 +83,15 @@ impl ModuleMapper for Numbered {
     }
 }
 
+/// Returns the model with the numbers of the formula as its parameters, in this format.
+pub(crate) fn numbered<M: Module>(model: M, dtype: FloatDType) -> M {
+    model.map(&mut Numbered {
+        dtype,
+        salt: 0,
+        field: String::new(),
+    })
+}
+
 /// Returns the losses of `model` over four images of `size` x `size`, computed by `forward`. Its
 /// weights are the numbers of the formula, in this format.
 pub(crate) fn ten_losses<M: Module>(
@@ -93,11 +102,7 @@ pub(crate) fn ten_losses<M: Module>(
     device: &Device,
     forward: impl Fn(&M, Tensor<4>) -> Tensor<2>,
 ) -> Vec<f32> {
-    let mut model = model.map(&mut Numbered {
-        dtype,
-        salt: 0,
-        field: String::new(),
-    });
+    let mut model = numbered(model, dtype);
     let images = Tensor::<4>::from_data(
         TensorData::new(numbers(4 * size * size * 3, 0), [4, size, size, 3]),
         device,
