@@ -90,17 +90,27 @@ pub(crate) fn trainer(mpi: Mpi) -> Outcome<PathBuf> {
     executable(build, "trainer", false)
 }
 
-/// Builds the trainer, and copies it to a place where no other build replaces it.
+/// Examples of tasks other than image classification.
+pub(crate) const TASKS: [&str; 3] = ["char_gpt", "unet", "several_heads"];
+
+/// Builds the trainer and the example tasks, and copies them to a folder where no other build
+/// replaces them. Returns the trainer's path.
 pub(crate) fn kept_trainer(mpi: Mpi) -> Outcome<PathBuf> {
-    let built = trainer(mpi)?;
+    let mut build = command(&["build", "--package", "trainer", "--bins"]);
+    build.args(TASKS.iter().flat_map(|task| ["--example", task]));
+    build.args(mpi.features());
+    let names = [&["trainer"], &TASKS[..]].concat();
+    let built = executables(build, &names, false)?;
     let folder = target_folder().join("programs");
-    let kept = folder.join("trainer");
-    let fresh = folder.join("trainer.new");
-    fs::create_dir_all(&folder)
-        .and_then(|()| fs::copy(&built, &fresh))
-        .and_then(|_| fs::rename(&fresh, &kept))
-        .map_err(at(&kept))?;
-    Ok(kept)
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
+    for (name, built) in names.iter().zip(&built) {
+        let kept = folder.join(name);
+        let fresh = folder.join(format!("{name}.new"));
+        fs::copy(built, &fresh)
+            .and_then(|_| fs::rename(&fresh, &kept))
+            .map_err(at(&kept))?;
+    }
+    Ok(folder.join("trainer"))
 }
 
 /// Returns a command for a script in `xtask/src`.
@@ -111,7 +121,12 @@ pub(crate) fn script(name: &str) -> Command {
 }
 
 /// Runs a build and returns the executable of a target: the program, or with `is_test` its tests.
-pub(crate) fn executable(mut command: Command, name: &str, is_test: bool) -> Outcome<PathBuf> {
+pub(crate) fn executable(command: Command, name: &str, is_test: bool) -> Outcome<PathBuf> {
+    Ok(executables(command, &[name], is_test)?.swap_remove(0))
+}
+
+/// Runs a build and returns the executables of these targets, as [`executable`].
+fn executables(mut command: Command, names: &[&str], is_test: bool) -> Outcome<Vec<PathBuf>> {
     command.arg("--message-format=json-render-diagnostics");
     command.stdin(Stdio::null()).stderr(Stdio::inherit());
     let line = process::shown(&command);
@@ -124,11 +139,14 @@ pub(crate) fn executable(mut command: Command, name: &str, is_test: bool) -> Out
         return Err(Failure::Failed(format!("`{line}` failed: {status}")));
     }
     let messages = String::from_utf8_lossy(&output.stdout);
-    let mut lines = messages.lines();
-    let missing = || Failure::Failed(format!("cargo built no executable `{name}`"));
-    lines
-        .find_map(|line| executable_of(line, name, is_test))
-        .ok_or_else(missing)
+    let find = |name: &&str| {
+        let mut lines = messages.lines();
+        let missing = || Failure::Failed(format!("cargo built no executable `{name}`"));
+        lines
+            .find_map(|line| executable_of(line, name, is_test))
+            .ok_or_else(missing)
+    };
+    names.iter().map(find).collect()
 }
 
 fn executable_of(message: &str, name: &str, is_test: bool) -> Option<PathBuf> {

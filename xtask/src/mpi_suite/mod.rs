@@ -14,7 +14,7 @@ use cluster::failure::Outcome;
 use cluster::mpirun::Mpirun;
 
 use crate::suite::start::Programs;
-use crate::suite::{self, Check, Checked, Ended, Suite};
+use crate::suite::{self, Check, Checked, Ended, Suite, tasks};
 
 /// Runs the checks; those of many steps only if `is_thorough`.
 pub(crate) fn run(
@@ -33,6 +33,7 @@ pub(crate) fn run(
         &storage::CHECKS,
         &signals::CHECKS,
         &study::CHECKS,
+        &tasks::CHECKS,
     ]
     .concat();
     if is_thorough {

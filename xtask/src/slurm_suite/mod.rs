@@ -18,7 +18,7 @@ use crate::chaos;
 use crate::slurm_cluster::NODES;
 use crate::suite::run::Run;
 use crate::suite::start::Launcher;
-use crate::suite::{self, Check, Checked, Suite};
+use crate::suite::{self, Check, Checked, Suite, tasks};
 
 const STORM: [Check; 1] = [(
     "a run whose ranks are killed and stopped at random under srun ends with the undisturbed parameters",
@@ -33,6 +33,7 @@ pub(crate) fn run(trainer: &Path, mpirun: &Mpirun, only: Option<&str>) -> Outcom
         &starting::CHECKS[..],
         &stopping::CHECKS,
         &submitting::CHECKS,
+        &tasks::CHECKS,
         &STORM,
     ];
     suite::run(suite, only, &checks.concat())

@@ -9,6 +9,7 @@ pub(crate) mod disk;
 pub(crate) mod run;
 pub(crate) mod start;
 pub(crate) mod study;
+pub(crate) mod tasks;
 
 use std::fs;
 use std::path::Path;

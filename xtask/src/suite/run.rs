@@ -1,4 +1,4 @@
-//! A tiny training run of the trainer, and the files in its folder.
+//! A tiny training run of the trainer or of an example task, and the files in its folder.
 //!
 //! In: a [`Suite`], ranks, flags. Out: how the run ended, its summary, its parameter hash.
 //! Invariant: each rank computes with one thread, and every process has a deadline.
@@ -30,6 +30,10 @@ const TRAIN: &str = "train --model resnet8 --dataset shapes --shapes-train 202 -
     --global-batch-size 48 --batch-norm sync --warmup-epochs 0 --learning-rate 0.05 --seed 0 \
     --threads 1 --device flex --epochs 1";
 
+/// Few steps of a task, whose last step of an epoch is smaller.
+const TRAIN_TASK: &str =
+    "train --global-batch-size 48 --warmup-epochs 0 --seed 0 --threads 1 --device flex --epochs 2";
+
 /// A training run, with a folder for its output.
 #[derive(Clone)]
 pub(crate) struct Run<'a> {
@@ -38,13 +42,24 @@ pub(crate) struct Run<'a> {
     pub(crate) folder: PathBuf,
     pub(crate) launcher: Launcher,
     pub(crate) ranks: usize,
-    /// Arguments of the trainer.
+    /// The trainer, or another program with its commands.
+    pub(crate) program: PathBuf,
+    /// Arguments of the program.
     pub(crate) words: Vec<String>,
 }
 
 impl Suite {
     /// Makes a run of one epoch on two ranks; removes the output of an earlier attempt.
     pub(crate) fn run(&self, name: &str) -> Run<'_> {
+        self.run_of(self.trainer.clone(), TRAIN, name)
+    }
+
+    /// Makes a run of two epochs of an example task on two ranks.
+    pub(crate) fn run_of_task(&self, task: &str, name: &str) -> Run<'_> {
+        self.run_of(self.trainer.with_file_name(task), TRAIN_TASK, name)
+    }
+
+    fn run_of(&self, program: PathBuf, words: &str, name: &str) -> Run<'_> {
         let folder = self.folder.join(name);
         let _ = fs::remove_dir_all(&folder);
         // `--resume` needs an existing folder.
@@ -54,7 +69,8 @@ impl Suite {
             name: name.to_owned(),
             launcher: self.launcher(),
             ranks: 2,
-            words: TRAIN.split_whitespace().map(str::to_owned).collect(),
+            program,
+            words: words.split_whitespace().map(str::to_owned).collect(),
             folder: PathBuf::new(),
         };
         run.into(folder)
@@ -103,7 +119,7 @@ impl Run<'_> {
         if words.iter().any(|word| word == "--resume") {
             self.make_folder()?;
         }
-        suite.on_ranks(self.launcher, self.ranks, &suite.trainer, words)
+        suite.on_ranks(self.launcher, self.ranks, &self.program, words)
     }
 
     /// Returns the command in which `trainer launch` starts two ranks.
@@ -117,10 +133,10 @@ impl Run<'_> {
         Ok(fs::create_dir_all(&self.folder).map_err(at(&self.folder))?)
     }
 
-    /// Returns the trainer's command as a shell line; `before` may set variables.
+    /// Returns the program's command as a shell line; `before` may set variables.
     pub(crate) fn line(&self, before: &str) -> String {
-        let trainer = self.suite.trainer.display();
-        format!("{before} exec {trainer} {}", self.words.join(" "))
+        let program = self.program.display();
+        format!("{before} exec {program} {}", self.words.join(" "))
     }
 
     /// Trains to the end.

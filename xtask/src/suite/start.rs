@@ -238,7 +238,7 @@ impl Suite {
         }
     }
 
-    /// Lists the running processes of the trainer that the launcher started.
+    /// Lists the running processes of the suite's programs that the launcher started.
     pub(crate) fn ranks(&self) -> Vec<Rank> {
         let start = format!("{}=", self.rank_variable());
         let strings = |process: u32, file: &str| -> Vec<String> {
@@ -249,7 +249,7 @@ impl Suite {
         let rank = |process: u32| {
             let words = strings(process, "cmdline");
             // The launcher's command line has the same words after another program.
-            if Path::new(words.first()?) != self.trainer {
+            if Path::new(words.first()?).parent() != self.trainer.parent() {
                 return None;
             }
             let variables = strings(process, "environ");
