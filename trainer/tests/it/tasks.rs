@@ -22,7 +22,7 @@ use distributed::communicator::SingleCommunicator;
 use distributed::replica::ParameterLayout;
 use distributed::{Communicator, run_ranks};
 use trainer::config::cli::TrainArgs;
-use trainer::config::{Family, OptimizerChoice, SgdConfig, SyncConfig, SyncMethod, TrainConfig};
+use trainer::config::{Family, SyncConfig, SyncMethod, TrainConfig};
 use trainer::measure::report::Reporter;
 use trainer::measure::timer::Timer;
 use trainer::step::{StepConfig, StepContext, Stepper};
@@ -30,6 +30,7 @@ use trainer::task::{ModelRequest, Opening, Purpose, Splits, Task};
 
 use crate::fixture::relative_l2;
 use crate::networks::ten_losses::{numbered, numbers};
+use crate::stepper_under_test::step_config;
 use char_gpt::CharGpt;
 use several_heads::SeveralHeads;
 use unet::Segmentation;
@@ -38,12 +39,6 @@ use unet::Segmentation;
 const LOSS_TOLERANCE: f64 = 1e-5;
 /// Relative L2 distance of the mean gradients (docs/numerics.md).
 const GRADIENT_TOLERANCE: f64 = 1e-5;
-const SGD: SgdConfig = SgdConfig {
-    momentum: 0.9,
-    nesterov: false,
-    weight_decay: 1e-4,
-    decay_norm_and_bias: Some(true),
-};
 
 type BatchInMemory<T> = <<T as Task>::Samples as Samples>::Batch;
 
@@ -134,10 +129,10 @@ fn expect_losses_of_pytorch<T: Task>(
 ) {
     let model = model::<T>();
     assert_eq!(ParameterLayout::new(&model).num_elements(), num_parameters);
-    let config = StepConfig::new(OptimizerChoice::Sgd(SGD), SyncConfig::default());
     let communicator = Arc::new(SingleCommunicator::new());
     let task = Arc::new(T::default());
-    let mut stepper = Stepper::new(task, model, config, communicator, &Device::flex()).unwrap();
+    let mut stepper =
+        Stepper::new(task, model, step_config(), communicator, &Device::flex()).unwrap();
     let losses = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(|step| {
         let context = StepContext {
             step,
@@ -232,7 +227,8 @@ fn gradient<T: Task>(
         };
         let config = StepConfig {
             sync_batch_norm: T::NAME != CharGpt::NAME,
-            ..StepConfig::new(OptimizerChoice::Sgd(SGD), sync)
+            sync,
+            ..step_config()
         };
         let task = Arc::new(T::default());
         let mut stepper =
