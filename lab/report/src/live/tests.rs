@@ -424,6 +424,27 @@ fn values_that_were_not_measured_are_shown_as_dashes() {
     );
 }
 
+#[test]
+fn a_run_of_a_task_without_classes_is_shown_with_its_task_and_its_metrics() {
+    let folder = run();
+    let options = "[model]\nfamily = \"unet\"\n[data]\ndataset = \"custom\"\n";
+    fs::write(folder.path().join("run.toml"), options).unwrap();
+    let scores = Evaluation {
+        metrics: [("iou".to_owned(), 0.625)].into(),
+        ..Evaluation::default()
+    };
+    let epoch = EpochRecord {
+        test: Some(scores),
+        ..EpochRecord::default()
+    };
+    write(&folder, "metrics.jsonl", &epoch);
+    let page = shown(&folder);
+    for expected in ["unet on custom | ", "iou 0.6250", "┌ iou "] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+    assert!(!page.contains("accuracy"), "{page}");
+}
+
 #[cfg(unix)]
 #[test]
 fn named_pipes_among_the_files_are_not_waited_for() {

@@ -148,11 +148,12 @@ fn head_lines(live: &Live, width: u16) -> Vec<Line<'_>> {
             .collect()
     };
     if live.stage != Stage::NotBegun {
-        let setting = |key| run.setting(key).unwrap_or("?");
+        let model = run.setting("model.model").or(run.setting("model.family"));
+        let data = run.setting("data.dataset");
         let mut job = vec![format!(
             "{} on {}",
-            setting("model.model"),
-            setting("data.dataset")
+            model.unwrap_or("?"),
+            data.unwrap_or("?")
         )];
         job.extend(run.manifest().map(|manifest| {
             let launch = &manifest.launch;

@@ -208,11 +208,14 @@ pub(super) fn evaluation(name: &str, of: &Evaluation) -> String {
 /// Maximum number of rows in a table of classes, and of classes in a printed confusion matrix.
 const MOST_CLASSES: usize = 16;
 
-/// Returns a table of the classes, lowest accuracy first.
+/// Returns a table of the classes, lowest accuracy first; nothing without classes.
 ///
 /// Few classes also get a confusion matrix. Many classes are reduced to the worst classes and the
 /// most frequent confusions.
 pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
+    if by_class.classes.is_empty() {
+        return Vec::new();
+    }
     let worst = by_class.worst_first();
     let shown = &worst[..worst.len().min(MOST_CLASSES)];
     let names: Vec<&str> = shown.iter().map(|class| class.name.as_str()).collect();

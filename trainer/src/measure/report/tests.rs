@@ -351,6 +351,8 @@ fn a_table_of_classes_has_a_matrix_of_few_classes_and_the_worst_of_many() {
             .flat_map(|class| [((class, class), 8), ((class, 0), u64::from(class) + 1)]);
         EvaluationByClass::default().with_counts(&names, &pairs.collect::<BTreeMap<_, _>>())
     };
+    let none = lines::classes(&EvaluationByClass::default());
+    assert!(none.is_empty(), "{none:?}");
     let few = lines::classes(&by_class(3));
     assert_eq!(few[1], "  class 2  72.73 % (8 of 11) | taken for class 0 3");
     assert_eq!(
