@@ -71,6 +71,7 @@ impl BenchConfig {
             );
             return Err(no_effect("--export-job", because, "leave it out"));
         }
+        family.expect_no_image_option(args, &BenchArgs::default())?;
         let compute = args.compute.decide_for(family)?;
         let mut typed = args.sync.clone();
         // Warm-up steps are not measured, so compression covers all measured steps.

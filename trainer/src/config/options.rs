@@ -37,7 +37,7 @@ pub(super) const OF_IMAGES: &[&str] = &[
     "dataset", "data-dir", "download", "image-size", "resolution", "eval-resize", "on-bad-image", "normalize-mean",
     "normalize-std", "shapes-test", "shapes-seed", "synthetic-test", "synthetic-classes", "limit-test", "eval-split",
     "shapes-train", "synthetic-train", "limit-train", "val-fraction", "sampler", "augment", "crop-scale", "rand-augment",
-    "mixup", "cutmix", "loss", "label-smoothing", "class-weights", "new-head",
+    "mixup", "cutmix", "loss", "label-smoothing", "class-weights", "new-head", "num-classes",
 ];
 
 /// Options whose meaning depends on other options.
@@ -280,6 +280,7 @@ mod tests {
         let names = OF_RANK
             .iter()
             .chain(FREE)
+            .chain(OF_IMAGES)
             .chain(dependent)
             .chain(whole)
             .chain(fractions);

@@ -16,7 +16,7 @@ use trainer::commands::report::report;
 use trainer::commands::train::train;
 use trainer::commands::verify_run::verify_run;
 use trainer::config::cli::{CliOf, CommandOf, ReportArgs, TrainArgs, VerifyRunArgs};
-use trainer::config::{EvalConfig, Family, TrainConfig};
+use trainer::config::{BenchConfig, EvalConfig, Family, TrainConfig};
 use trainer::measure::report::Reporter;
 use trainer::run::train::Outcome;
 use trainer::task::{NoArgs, Task};
@@ -320,7 +320,14 @@ fn answers(
 #[test]
 fn the_options_of_images_are_refused_by_name() {
     const GENERAL: [&str; 2] = ["loader-threads", "drop-last"];
-    const OF_OTHER_SECTIONS: [&str; 4] = ["loss", "label-smoothing", "class-weights", "new-head"];
+    const OF_OTHER_SECTIONS: [&str; 6] = [
+        "loss",
+        "label-smoothing",
+        "class-weights",
+        "new-head",
+        "image-size",
+        "num-classes",
+    ];
     let family = Family::of::<CharGpt>();
     let program = CliOf::<NoArgs>::command();
     let resolve = |words: &str| {
@@ -335,11 +342,19 @@ fn the_options_of_images_are_refused_by_name() {
                 let args = args.into_args().unwrap();
                 EvalConfig::resolve(&args, &family, None).map(drop)
             }
-            _ => panic!("expected train or eval"),
+            CommandOf::Bench(args) => {
+                let args = args.into_args().unwrap();
+                BenchConfig::resolve(&args, &family, 1).map(drop)
+            }
+            _ => panic!("expected train, eval or bench"),
         };
         Some(resolved.map_err(|error| error.to_string()))
     };
-    for (name, command) in [("train", "train"), ("eval", "eval --weights file")] {
+    for (name, command, num_expected) in [
+        ("train", "train", 29),
+        ("eval", "eval --weights file", 15),
+        ("bench", "bench", 2),
+    ] {
         let flags = program.find_subcommand(name).unwrap().get_arguments();
         let mut num_refused = 0;
         for flag in flags {
@@ -362,6 +377,6 @@ fn the_options_of_images_are_refused_by_name() {
             );
             num_refused += 1;
         }
-        assert!(num_refused > 10, "{name}: {num_refused}");
+        assert_eq!(num_refused, num_expected, "{name}");
     }
 }
