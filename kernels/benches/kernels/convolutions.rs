@@ -13,12 +13,12 @@ use kernels::{Element, Storage};
 use crate::{Bench, Work};
 
 /// Images in a batch of ResNet-50, at most: with 128 a pass would take half a second.
-const BUILT_IN50_BATCH: usize = 8;
+const RESNET50_BATCH: usize = 8;
 /// Channels of an image: no training needs its gradient.
 const IMAGE_CHANNELS: usize = 3;
 
 const CIFAR: &str = "3->16@32k3s1,16->16@32k3s1,16->32@32k3s2,32->32@16k3s1,32->64@16k3s2,64->64@8k3s1,16->32@32k1s2,32->64@16k1s2";
-const BUILT_IN50: &str = "64->64@56k1s1,64->256@56k1s1,256->64@56k1s1,256->128@56k1s1,512->128@28k1s1,128->512@28k1s1,\
+const RESNET50: &str = "64->64@56k1s1,64->256@56k1s1,256->64@56k1s1,256->128@56k1s1,512->128@28k1s1,128->512@28k1s1,\
 1024->256@14k1s1,256->1024@14k1s1,512->2048@7k1s1,2048->512@7k1s1,256->512@56k1s2,512->1024@28k1s2,1024->2048@14k1s2,\
 64->64@56k3s1,128->128@28k3s1,256->256@14k3s1,512->512@7k3s1,128->128@56k3s2,256->256@28k3s2,512->512@14k3s2,3->64@224k7s2";
 

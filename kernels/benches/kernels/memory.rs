@@ -24,7 +24,7 @@ const CIFAR: [(usize, usize, usize, bool); 4] = [
     (32, usize::MAX, 3, false),
 ];
 /// 3 and 100 channels are not a multiple of a vector.
-const BUILT_IN50: [(usize, usize, usize, bool); 3] = [
+const RESNET50: [(usize, usize, usize, bool); 3] = [
     (14, 64, 256, false),
     (7, 32, 2048, false),
     (14, 64, 100, false),

@@ -38,7 +38,9 @@ fn a_mobilenet_gives_the_same_bits_on_any_number_of_ranks_and_across_a_restart()
         run: whole.directory(),
         ..VerifyRunArgs::default()
     };
-    let verdict = verify_run::<Classification<NetworkFamily>>(&args, &silent(SingleCommunicator::new())).unwrap();
+    let verdict =
+        verify_run::<Classification<NetworkFamily>>(&args, &silent(SingleCommunicator::new()))
+            .unwrap();
     assert_eq!(format!("{verdict:?}"), format!("{:?}", ExitCode::SUCCESS));
 }
 

@@ -9,6 +9,9 @@ pub(crate) mod char_gpt;
 #[path = "../../examples/several_heads.rs"]
 pub(crate) mod several_heads;
 #[allow(dead_code)]
+#[path = "../../../burn-resnet/tests/it/support/ten_losses.rs"]
+mod ten_losses;
+#[allow(dead_code)]
 #[path = "../../examples/unet.rs"]
 pub(crate) mod unet;
 
@@ -29,10 +32,10 @@ use trainer::step::{StepConfig, StepContext, Stepper};
 use trainer::task::{ModelRequest, Opening, Purpose, Splits, Task};
 
 use crate::fixture::relative_l2;
-use crate::networks::ten_losses::{numbered, numbers};
 use crate::stepper_under_test::step_config;
 use char_gpt::CharGpt;
 use several_heads::SeveralHeads;
+use ten_losses::{numbered, numbers};
 use unet::Segmentation;
 
 /// Relative tolerance for losses. Rounding errors accumulate over the ten steps of SGD.

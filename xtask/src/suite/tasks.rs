@@ -20,7 +20,11 @@ const OPTIONS: [&str; TASKS.len()] = [
 
 fn tasks_resume(suite: &Suite) -> Checked {
     for (task, options) in TASKS.iter().zip(OPTIONS) {
-        let run = |what: &str| suite.run_of_task(task, &format!("{task}-{what}")).with(options);
+        let run = |what: &str| {
+            suite
+                .run_of_task(task, &format!("{task}-{what}"))
+                .with(options)
+        };
         let expected = run("undisturbed").by(Launcher::Mpirun).trained_hash()?;
         let run = run("stopped");
         let (ended, _) = run.signalled(|| run.has_line(), &[("TERM", 1)])?;
