@@ -4,7 +4,7 @@
 //! with other tensors.
 //! Invariant: the functions move handles and read no element, so they never wait for the device.
 
-use std::array;
+use std::{array, slice};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -150,7 +150,8 @@ pub(crate) fn take_params<M: Module>(
     taken(module, layout, ElementOrder::Module, Source::Params(params))
 }
 
-/// Returns the flat gradients of `layout` in the container for burn's optimizers.
+/// Returns the flat gradients of `layout` in the container for burn's optimizers, without those
+/// that are `removed`. An empty `removed` keeps all.
 ///
 /// # Panics
 /// Panics if `layout` belongs to another module.
@@ -158,9 +159,11 @@ pub(crate) fn to_params<M: Module>(
     module: &M,
     layout: &ParameterLayout,
     gradients: &[f32],
+    removed: &[bool],
 ) -> GradientsParams {
     let each = Registered {
         gradients,
+        removed: removed.iter(),
         params: GradientsParams::new(),
     };
     walk(module, layout, each).params
@@ -285,11 +288,16 @@ impl EachTensor for Taken {
 
 struct Registered<'a> {
     gradients: &'a [f32],
+    removed: slice::Iter<'a, bool>,
     params: GradientsParams,
 }
 
 impl EachTensor for Registered<'_> {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, entry: &ParameterEntry) {
+        // The tensors are visited in the order of the layout.
+        if self.removed.next() == Some(&true) {
+            return;
+        }
         let tensor = param.val();
         // The parameter was frozen after the layout's creation. Optimizers skip parameters without
         // a gradient.

@@ -14,7 +14,7 @@ use super::collector::State;
 use crate::gradients::BucketPlan;
 use crate::header::are_finite;
 use crate::on_device::to_params;
-use crate::replica::ParameterLayout;
+use crate::replica::{ParameterEntry, ParameterLayout};
 
 /// One bucket of gradients, summed over all ranks.
 #[derive(Debug)]
@@ -45,11 +45,18 @@ impl SyncedBucket {
 pub struct SyncedGradients<'a> {
     layout: &'a ParameterLayout,
     buckets: &'a mut [SyncedBucket],
+    /// True for each parameter without a gradient, in the order of the layout. Empty if all have
+    /// one.
+    removed: Vec<bool>,
 }
 
 impl<'a> SyncedGradients<'a> {
     pub(super) fn new(layout: &'a ParameterLayout, buckets: &'a mut [SyncedBucket]) -> Self {
-        Self { layout, buckets }
+        Self {
+            layout,
+            buckets,
+            removed: Vec::new(),
+        }
     }
 
     /// Returns the buckets, last parameters first.
@@ -76,7 +83,22 @@ impl<'a> SyncedGradients<'a> {
     /// # Panics
     /// Panics if the structures of `module` and the reducer's module differ.
     pub fn to_params<M: Module>(&self, module: &M) -> GradientsParams {
-        to_params(module, self.layout, &self.to_flat())
+        to_params(module, self.layout, &self.to_flat(), &self.removed)
+    }
+
+    /// Removes the gradients of all parameters but those that `keeps` accepts. They count as 0, and
+    /// burn's optimizers leave the parameters unchanged. `keeps` must be the same on every rank.
+    pub fn retain(&mut self, keeps: impl Fn(&ParameterEntry) -> bool) {
+        let entries = self.layout.entries();
+        self.removed = entries.iter().map(|entry| !keeps(entry)).collect();
+        for bucket in &mut *self.buckets {
+            let start = bucket.elements.start;
+            for (entry, _) in entries.iter().zip(&self.removed).filter(|(_, gone)| **gone) {
+                if bucket.elements.contains(&entry.offset) {
+                    bucket.values[entry.offset - start..][..entry.len].fill(0.0);
+                }
+            }
+        }
     }
 
     /// Returns the L2 norm over all parameters, computed in double precision.
