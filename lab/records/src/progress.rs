@@ -25,7 +25,7 @@ pub struct RunProgress {
     pub step: u64,
     /// Completed steps of this epoch.
     pub step_in_epoch: u64,
-    /// Steps of an epoch.
+    /// Steps of an epoch; 0 if unknown.
     pub steps_per_epoch: u64,
     /// Steps of this session.
     pub session_steps: u64,
@@ -54,9 +54,10 @@ impl RunProgress {
     }
 
     /// Returns the time left at this session's speed, with evaluations and checkpoints; `None`
-    /// before the first step.
+    /// before the first step, and if the steps of an epoch are unknown.
     pub fn time_left(&self) -> Option<Duration> {
-        let num_left = self.all_steps()?.saturating_sub(self.step);
+        let all_steps = self.all_steps().filter(|steps| *steps > 0)?;
+        let num_left = all_steps.saturating_sub(self.step);
         Duration::try_from_secs_f64(num_left as f64 * self.seconds_per_step()?).ok()
     }
 

@@ -12,10 +12,10 @@ use anyhow::{Context, Error, Result, bail, ensure};
 use burn::tensor::Device;
 use burn_resnet::Head;
 use datasets::{Samples, Splits};
-use distributed::communicator::{Launcher, scheduler_job};
+use distributed::communicator::Launcher;
 use distributed::replica::ParameterLayout;
 use distributed::{Communicator, ROOT, watchdog};
-use records::{DatasetFacts, LaunchFacts, Manifest, Summary};
+use records::{DatasetFacts, Manifest, Summary};
 
 use crate::config::cli::TrainArgs;
 use crate::config::{BatchNormKind, ConfigError, Family, OptimizerChoice, TrainConfig, timeout};
@@ -29,7 +29,7 @@ use crate::model::network::load_weights_with_report;
 use crate::model::parts;
 use crate::run::best::BestRule;
 use crate::run::checkpoint::{CheckpointStore, Progress};
-use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory};
+use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory, holder};
 use crate::run::head::facts;
 use crate::run::identity;
 use crate::run::resumption::Resumption;
@@ -247,18 +247,7 @@ fn accept(
         tensorboard::expect_own_events(config, Some(&directory.file(RUN_TOML)))?;
         Ok((Some(directory), resumption))
     });
-    let verdict = own
-        .as_ref()
-        .err()
-        .map_or(String::new(), |error| format!("{error:#}"));
-    let of_root = gather::from_root(communicator, verdict.as_bytes())?;
-    let accepted = own?;
-    ensure!(
-        of_root.is_empty(),
-        "refused by root: {}",
-        String::from_utf8_lossy(&of_root)
-    );
-    Ok(accepted)
+    gather::accepted_by_root(communicator, own)
 }
 
 /// Returns true if the run to resume has a checkpoint, complete or not.
@@ -341,16 +330,6 @@ fn custom_optimizer<T: Task>(
     Ok(Some(CustomOptimizer(own)))
 }
 
-/// Returns a description of this process for others that want its output directory.
-fn holder(communicator: &dyn Communicator) -> String {
-    let job = scheduler_job().map_or(String::new(), |job| format!(" ({job})"));
-    format!(
-        "process {} on {}{job}",
-        std::process::id(),
-        communicator.topology().node
-    )
-}
-
 /// Returns the configuration of the flags. With `--resume --output-dir DIR`, the flags override the
 /// configuration of the run in DIR.
 ///
@@ -400,20 +379,7 @@ fn manifest(
     threads_per_rank: usize,
     device: &Device,
 ) -> Result<Manifest> {
-    let mut nodes: Vec<String> = Vec::new();
-    for node in communicator.all_gather(communicator.topology().node.as_bytes())? {
-        let node = String::from_utf8_lossy(&node).into_owned();
-        if !nodes.contains(&node) {
-            nodes.push(node);
-        }
-    }
-    let launch = LaunchFacts {
-        ranks: communicator.world_size(),
-        threads_per_rank,
-        nodes,
-        mpi_library: communicator.library(),
-        device: format!("{device:?}"),
-    };
+    let launch = manifest::launch_facts(communicator, threads_per_rank, device)?;
     let dataset = DatasetFacts {
         name: config.data.dataset.kind().to_string(),
         num_train: data.train.len(),

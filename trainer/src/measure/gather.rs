@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use distributed::{Communicator, ROOT};
 use records::{RankSeconds, Seconds, SlowestRank};
 use serde::de::DeserializeOwned;
@@ -106,6 +106,27 @@ pub fn found_by_root<T: Serialize + DeserializeOwned>(
     }
     let found: Result<T, String> = serde_json::from_slice(&from_root(communicator, &own)?)?;
     found.map_err(|text| anyhow!(text))
+}
+
+/// Returns this rank's value if root has accepted, which alone can refuse; other ranks have a value
+/// without meaning.
+/// Collective: all ranks.
+///
+/// # Errors
+/// Root's error, on all ranks; if the collective fails.
+pub fn accepted_by_root<T>(communicator: &dyn Communicator, own: Result<T>) -> Result<T> {
+    let verdict = own
+        .as_ref()
+        .err()
+        .map_or(String::new(), |error| format!("{error:#}"));
+    let of_root = from_root(communicator, verdict.as_bytes())?;
+    let accepted = own?;
+    ensure!(
+        of_root.is_empty(),
+        "refused by root: {}",
+        String::from_utf8_lossy(&of_root)
+    );
+    Ok(accepted)
 }
 
 /// Measurements of one rank over some steps.

@@ -6,6 +6,9 @@
 use std::fs;
 use std::time::SystemTime;
 
+use anyhow::Result;
+use burn::tensor::Device;
+use distributed::Communicator;
 use records::{DatasetFacts, LaunchFacts, Manifest};
 
 /// Returns the manifest of this process; `config_hash` is [`crate::config::TrainConfig::hash`].
@@ -24,6 +27,29 @@ pub fn of_this_launch(config_hash: String, launch: LaunchFacts, dataset: Dataset
         launch,
         dataset,
     }
+}
+
+/// Returns the ranks and machines of this launch.
+/// Collective: gathers the machines of the ranks.
+pub fn launch_facts(
+    communicator: &dyn Communicator,
+    threads_per_rank: usize,
+    device: &Device,
+) -> Result<LaunchFacts> {
+    let mut nodes: Vec<String> = Vec::new();
+    for node in communicator.all_gather(communicator.topology().node.as_bytes())? {
+        let node = String::from_utf8_lossy(&node).into_owned();
+        if !nodes.contains(&node) {
+            nodes.push(node);
+        }
+    }
+    Ok(LaunchFacts {
+        ranks: communicator.world_size(),
+        threads_per_rank,
+        nodes,
+        mpi_library: communicator.library(),
+        device: format!("{device:?}"),
+    })
 }
 
 /// Returns the facts of a launch that affect the bits of its results, as (name, value).

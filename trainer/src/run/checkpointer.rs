@@ -1,6 +1,6 @@
 //! Saves and resumes a run: checkpoints that root writes and reads for all ranks.
 //!
-//! In: a [`Stepper`] and its [`Progress`]. Out: checkpoints; a restored stepper.
+//! In: a [`TrainingState`] and its [`Progress`]. Out: checkpoints; a restored state.
 //! Invariant: root chooses the checkpoint and sends it; no other rank reads the disk. A checkpoint
 //! has every rank's norm statistics and residual of compression, so the same number of ranks
 //! continues with the same bits. On another number of ranks all take the mean of the statistics,
@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -15,22 +16,23 @@ use anyhow::{Context, Result, ensure};
 use burn::module::Module;
 use burn_resnet::{load_weights, safetensors_bytes};
 use datasets::{Samples, threads};
-use distributed::ROOT;
 use distributed::gradients::ReductionState;
 use distributed::replica::{
     ParameterLayout, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
     floats_to_bytes, read, write,
 };
+use distributed::{Communicator, ROOT};
 
 use crate::measure::gather::{found_by_root, from_root, to_root};
+use crate::measure::report::Reporter;
 use crate::run::checkpoint::{
-    Checkpoint, CheckpointState, CheckpointStore, FORMAT, Progress, TrainingTensors,
+    Checkpoint, CheckpointState, CheckpointStore, Damaged, FORMAT, Progress, TrainingTensors,
 };
-use crate::run::directory::CHECKPOINTS;
+use crate::run::directory::{CHECKPOINTS, RunDirectory};
 use crate::run::session::Session;
-use crate::step::Stepper;
+use crate::step::TrainingState;
 use crate::step::ema::Ema;
-use crate::task::Task;
+use crate::task::{ModelInput, Task};
 
 /// Tag of messages with a rank's residual.
 const RESIDUAL_TAG: u16 = 104;
@@ -38,30 +40,74 @@ const RESIDUAL_TAG: u16 = 104;
 /// Returns the note on a written checkpoint.
 type Writing = Box<dyn FnOnce() -> Result<String> + Send>;
 
+/// Facts of a run in its checkpoints.
+#[derive(Clone, Debug, Default)]
+pub struct RunFacts {
+    /// Resolved configuration.
+    pub config: serde_json::Value,
+    /// Input and classes of the model, if the task describes them.
+    pub input: Option<ModelInput>,
+    /// Checksum of the train split; empty in a custom loop.
+    pub dataset_checksum: String,
+    /// Checksum of the val split, if there is one.
+    pub val_checksum: Option<String>,
+    /// Checksum of the test split, if there is one.
+    pub test_checksum: Option<String>,
+}
+
+impl RunFacts {
+    /// Returns the facts of a session, on root.
+    ///
+    /// # Errors
+    /// As [`RunDirectory::expect_in_place`].
+    pub fn of<T: Task>(session: &Session<'_, T>) -> Result<Self> {
+        if let Some(directory) = session.directory {
+            directory.expect_in_place()?;
+        }
+        let data = session.data;
+        let config = session.config.clone().with_absolute_paths();
+        Ok(Self {
+            config: serde_json::to_value(config)?,
+            input: T::input(data),
+            dataset_checksum: data.train.checksum(),
+            val_checksum: data.val.as_ref().map(|val| val.checksum()),
+            test_checksum: data.test.as_ref().map(|test| test.checksum()),
+        })
+    }
+}
+
 /// Saves and resumes the run of one session; root has the store.
 #[derive(Debug)]
-pub struct Checkpointer<'a, T: Task> {
-    session: &'a Session<'a, T>,
+pub struct Checkpointer {
+    communicator: Arc<dyn Communicator>,
+    reporter: Reporter,
     store: Option<CheckpointStore>,
     /// The thread that writes a checkpoint during training.
     writing: Option<JoinHandle<Result<String>>>,
 }
 
-impl<'a, T: Task> Checkpointer<'a, T> {
-    /// Returns a checkpointer that writes to the session's directory.
-    pub fn new(session: &'a Session<'a, T>) -> Self {
-        let keep = session.config.run.keep_checkpoints;
+impl Checkpointer {
+    /// Returns a checkpointer that writes to `directory` and keeps the last `keep` checkpoints, and
+    /// the best.
+    pub fn new(
+        communicator: Arc<dyn Communicator>,
+        reporter: &Reporter,
+        directory: Option<&RunDirectory>,
+        keep: usize,
+    ) -> Self {
+        let store =
+            |directory: &RunDirectory| CheckpointStore::new(&directory.file(CHECKPOINTS), keep);
         Self {
-            session,
-            store: session
-                .directory
-                .map(|directory| CheckpointStore::new(&directory.file(CHECKPOINTS), keep)),
+            communicator,
+            reporter: reporter.clone(),
+            store: directory.map(store),
             writing: None,
         }
     }
 
     /// Saves the run: the model to be used, which has the average's parameters if there is one, and
-    /// what training continues from. The sums in `progress` must be global.
+    /// what training continues from. The sums in `progress` must be global. Root calls `facts` if the
+    /// run has a directory.
     /// Collective: all ranks.
     ///
     /// Root copies the values and writes them during training; the next call and
@@ -69,17 +115,19 @@ impl<'a, T: Task> Checkpointer<'a, T> {
     /// a model, root writes before it returns.
     ///
     /// # Errors
-    /// If root cannot write this checkpoint or could not write the last one, or a
+    /// If root cannot write this checkpoint or could not write the last one, if `facts` fails, or a
     /// collective fails.
-    pub fn save(
+    pub fn save<S: TrainingState>(
         &mut self,
-        stepper: &Stepper<T>,
+        stepper: &S,
         ema: Option<&Ema>,
         progress: &Progress,
+        facts: impl FnOnce() -> Result<RunFacts>,
     ) -> Result<()> {
         let start = Instant::now();
         let step = progress.step;
-        let communicator = &*self.session.communicator;
+        let communicator = Arc::clone(&self.communicator);
+        let communicator = &*communicator;
         // A detached copy, whose norm statistics may be averaged without changing those in
         // training.
         let model = stepper.model().valid();
@@ -92,13 +140,13 @@ impl<'a, T: Task> Checkpointer<'a, T> {
         let model = average_norm_statistics(model, communicator)?;
         let reduction = stepper.reduction_state();
         self.finish()?;
-        let (Some(store), Some(directory)) = (self.store.clone(), self.session.directory) else {
+        let Some(store) = self.store.clone() else {
             if let Some(own) = reduction {
                 communicator.send(ROOT, RESIDUAL_TAG, &floats_to_bytes(&own.residual))?;
             }
             return Ok(());
         };
-        directory.expect_in_place()?;
+        let facts = facts()?;
         let is_compressed = reduction.is_some();
         let reduction = reduction.unwrap_or_default();
         let tensors = TrainingTensors {
@@ -108,8 +156,6 @@ impl<'a, T: Task> Checkpointer<'a, T> {
             num_drawn: reduction.num_drawn,
             parameters: ema.map_or(Vec::new(), |_| stepper.parameters().into_owned()),
         };
-        let data = self.session.data;
-        let config = self.session.config.clone().with_absolute_paths();
         let state = CheckpointState {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -117,11 +163,11 @@ impl<'a, T: Task> Checkpointer<'a, T> {
             world_size: communicator.world_size(),
             parameter_hash: fingerprint(&model).to_string(),
             loss_scale: stepper.loss_scale(),
-            input: T::input(data),
-            dataset_checksum: data.train.checksum(),
-            val_checksum: data.val.as_ref().map(|val| val.checksum()),
-            test_checksum: data.test.as_ref().map(|test| test.checksum()),
-            config: serde_json::to_value(config)?,
+            input: facts.input,
+            dataset_checksum: facts.dataset_checksum,
+            val_checksum: facts.val_checksum,
+            test_checksum: facts.test_checksum,
+            config: facts.config,
             files: BTreeMap::new(),
         };
         let model = match ema {
@@ -140,14 +186,14 @@ impl<'a, T: Task> Checkpointer<'a, T> {
                 rank => self.receive_residual(rank, reduction.residual.len()),
             });
             let written = store.save(state, &tensors, residuals, &model)?;
-            self.session.reporter.note(&note(written));
+            self.reporter.note(&note(written));
             return Ok(());
         }
         let write: Writing = Box::new(move || store.save(state, &tensors, None, &model).map(note));
         match threads::start("checkpoint", write, |write| write()) {
             Ok(thread) => self.writing = Some(thread),
             // The operating system refused a thread.
-            Err(write) => self.session.reporter.note(&write()?),
+            Err(write) => self.reporter.note(&write()?),
         }
         Ok(())
     }
@@ -164,7 +210,7 @@ impl<'a, T: Task> Checkpointer<'a, T> {
     pub fn finish(&mut self) -> Result<()> {
         if let Some(thread) = self.writing.take() {
             let written = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-            self.session.reporter.note(&written);
+            self.reporter.note(&written);
         }
         Ok(())
     }
@@ -176,14 +222,14 @@ impl<'a, T: Task> Checkpointer<'a, T> {
     ///
     /// # Errors
     /// If a collective fails.
-    pub fn best_model(&self, model: T::Model, progress: &Progress) -> Result<(T::Model, u64)> {
-        let communicator = &*self.session.communicator;
+    pub fn best_model<M: Module>(&self, model: M, progress: &Progress) -> Result<(M, u64)> {
+        let communicator = &*self.communicator;
         let last = progress.epoch.saturating_sub(1);
         let best = match &progress.best {
             Some(best) if best.epoch != last => best.epoch,
             _ => return Ok((model, last)),
         };
-        let read = |store: &CheckpointStore| -> Result<T::Model> {
+        let read = |store: &CheckpointStore| -> Result<M> {
             let found = store.best()?.context("there is no such checkpoint")?;
             let epoch = found.state.progress.best.as_ref().map(|best| best.epoch);
             ensure!(
@@ -201,7 +247,7 @@ impl<'a, T: Task> Checkpointer<'a, T> {
             })
         })?;
         if let Some(reason) = failure {
-            self.session.reporter.warn(&format!(
+            self.reporter.warn(&format!(
                 "the model of epoch {}, the best, cannot be read: {reason}. The model of epoch {}, the last, is tested instead",
                 best + 1,
                 last + 1
@@ -212,32 +258,36 @@ impl<'a, T: Task> Checkpointer<'a, T> {
         Ok((broadcast_module(of_root, communicator, ROOT)?, best))
     }
 
-    /// Restores the stepper, and the average if one is kept, from the session's
-    /// [`Resumption`](crate::run::resumption::Resumption). Without one the run starts at its
-    /// beginning.
+    /// Restores the stepper, and the average if one is kept, from a checkpoint that root has found,
+    /// together with newer ones that are not whole. Returns the state of the checkpoint; `None`
+    /// without one: the run starts at its beginning.
     /// Collective: all ranks.
     ///
     /// # Errors
     /// If the checkpoint is not one of this model, or cannot be read.
-    pub fn resume(&self, stepper: &mut Stepper<T>, ema: Option<&mut Ema>) -> Result<Progress> {
-        let reporter = self.session.reporter;
-        let communicator = &*self.session.communicator;
+    pub fn resume<S: TrainingState>(
+        &self,
+        stepper: &mut S,
+        ema: Option<&mut Ema>,
+        found: Option<(&Checkpoint, &[Damaged])>,
+    ) -> Result<Option<CheckpointState>> {
+        let reporter = &self.reporter;
+        let communicator = &*self.communicator;
         let mut model = stepper.model().clone();
         let mut state = Vec::new();
         let mut tensors = Vec::new();
-        let resumption = self.session.resumption.as_ref();
-        if let (Some(store), Some(resumption)) = (&self.store, resumption) {
-            model = load_weights(model, resumption.checkpoint.model_path())?;
-            tensors = resumption.checkpoint.training_bytes()?;
-            state = serde_json::to_vec(&resumption.checkpoint.state)?;
-            for warning in store.set_aside(&resumption.damaged)? {
+        if let (Some(store), Some((checkpoint, damaged))) = (&self.store, found) {
+            model = load_weights(model, checkpoint.model_path())?;
+            tensors = checkpoint.training_bytes()?;
+            state = serde_json::to_vec(&checkpoint.state)?;
+            for warning in store.set_aside(damaged)? {
                 reporter.warn(&warning);
             }
         }
         let state = from_root(communicator, &state)?;
         if state.is_empty() {
             reporter.note("resume: no checkpoint yet, so the run starts at its beginning");
-            return Ok(Progress::default());
+            return Ok(None);
         }
         let state: CheckpointState =
             serde_json::from_slice(&state).context("checkpoint state from root")?;
@@ -265,7 +315,7 @@ impl<'a, T: Task> Checkpointer<'a, T> {
             let layout = ParameterLayout::statistics(&model);
             model = with_values(model, &layout, own, "norm statistics of a rank")?;
         }
-        stepper.restore(model, &tensors.optimizer, Some(state.loss_scale))?;
+        stepper.restore(model, &tensors.optimizer, state.loss_scale)?;
         if let Some(fresh) = stepper.reduction_state() {
             ensure!(
                 tensors.factors.is_empty() || tensors.factors.len() == fresh.factors.len(),
@@ -273,29 +323,15 @@ impl<'a, T: Task> Checkpointer<'a, T> {
                 fresh.factors.len(),
                 tensors.factors.len()
             );
-            let found = resumption.map(|resumption| &resumption.checkpoint);
+            let checkpoint = found.map(|(checkpoint, _)| checkpoint);
             let reduction = ReductionState {
-                residual: self.own_residual(found, &state, fresh.residual.len())?,
+                residual: self.own_residual(checkpoint, &state, fresh.residual.len())?,
                 factors: tensors.factors,
                 num_drawn: tensors.num_drawn,
             };
             stepper.restore_reduction(state.progress.step, &reduction);
         }
-        let Progress { epoch, step, .. } = state.progress;
-        let place = if epoch < self.session.config.schedule.epochs {
-            format!("at epoch {} step {step}", epoch + 1)
-        } else {
-            format!("after the last epoch, {epoch}, at step {step}")
-        };
-        let ranks = records::counted(state.world_size, "rank");
-        reporter.note(&format!("resumed {place} (written by {ranks})"));
-        if let Some(resumption) = resumption {
-            for warning in &resumption.warnings {
-                reporter.warn(warning);
-            }
-            reporter.notes(&resumption.notes);
-        }
-        Ok(state.progress)
+        Ok(Some(state))
     }
 
     /// Returns this rank's residual of compression, from root.
@@ -306,7 +342,7 @@ impl<'a, T: Task> Checkpointer<'a, T> {
         state: &CheckpointState,
         len: usize,
     ) -> Result<Vec<f32>> {
-        let communicator = &*self.session.communicator;
+        let communicator = &*self.communicator;
         let world_size = communicator.world_size();
         ensure!(
             state.has_residuals(),
@@ -324,14 +360,12 @@ impl<'a, T: Task> Checkpointer<'a, T> {
 
     fn receive_residual(&self, from: usize, len: usize) -> Result<Vec<f32>> {
         let mut bytes = vec![0; len * size_of::<f32>()];
-        self.session
-            .communicator
-            .receive(from, RESIDUAL_TAG, &mut bytes)?;
+        self.communicator.receive(from, RESIDUAL_TAG, &mut bytes)?;
         Ok(bytes_to_floats(&bytes))
     }
 }
 
-impl<T: Task> Drop for Checkpointer<'_, T> {
+impl Drop for Checkpointer {
     fn drop(&mut self) {
         if let Some(thread) = self.writing.take() {
             // An error is being returned already.

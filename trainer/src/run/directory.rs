@@ -11,7 +11,9 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use distributed::Communicator;
+use distributed::communicator::scheduler_job;
 use records::{Manifest, Summary, file};
 use serde::de::DeserializeOwned;
 
@@ -91,7 +93,24 @@ impl RunDirectory {
             Some(path) => path,
             None => create(runs, config)?,
         };
-        if !config.resume && has_files(&path)? {
+        Self::lock_existing(path, config.resume, holder)
+    }
+
+    /// Locks the directory `path`, which is created if necessary, for a run without a
+    /// [`TrainConfig`]. With `resume` it may have files.
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock).
+    pub fn lock_at(path: &Path, resume: bool, holder: &str) -> Result<Self> {
+        if resume && !path.exists() {
+            reject_misspelling(path)?;
+        }
+        file::create_folder(path)?;
+        Self::lock_existing(path.to_owned(), resume, holder)
+    }
+
+    fn lock_existing(path: PathBuf, resume: bool, holder: &str) -> Result<Self> {
+        if !resume && has_files(&path)? {
             return Err(in_use(&path).into());
         }
         if holds_data(&path) {
@@ -101,7 +120,7 @@ impl RunDirectory {
         file::sync_parent(&path)?;
         let lock = Lock::take(&path, holder)?;
         // Another process may have started a run here before this one had the lock.
-        if !config.resume && has_files(&path)? {
+        if !resume && has_files(&path)? {
             return Err(in_use(&path).into());
         }
         Ok(Self { path, lock })
@@ -178,13 +197,18 @@ impl RunDirectory {
     /// files of that session stay under its number; otherwise the files of all earlier sessions are
     /// removed.
     pub fn begin(&self, config: &TrainConfig, manifest: &Manifest, continues: bool) -> Result<()> {
+        let options = config.clone().in_directory(&self.path).to_toml();
+        self.begin_with(&options, manifest, continues)
+    }
+
+    /// As [`begin`](Self::begin), with options in TOML.
+    pub fn begin_with(&self, options: &str, manifest: &Manifest, continues: bool) -> Result<()> {
         let earlier = if continues {
             self.keep_session()?
         } else {
             None
         };
         file::replace_json(&self.file(MANIFEST), manifest)?;
-        let options = config.clone().in_directory(&self.path).to_toml();
         file::replace(&self.file(RUN_TOML), options.as_bytes())?;
         let Some(session) = earlier else {
             return self.remove_sessions();
@@ -241,8 +265,21 @@ impl RunDirectory {
         Ok(())
     }
 
+    /// Rejects a run without checkpoints whose last session has ended.
+    ///
+    /// # Errors
+    /// If it has.
+    pub fn expect_unfinished(&self) -> Result<()> {
+        ensure!(
+            !self.has_ended(),
+            "resume: the run in {} has finished but has no checkpoint; restore its checkpoints, or choose another --output-dir",
+            self.path.display()
+        );
+        Ok(())
+    }
+
     /// Returns true if a session that ran steps has ended, after which the run has a checkpoint.
-    pub fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         let summary = self.file(SUMMARY);
         let earlier = self
             .kept_sessions()
@@ -266,6 +303,16 @@ impl RunDirectory {
         self.expect_in_place()?;
         Ok(file::replace_json(&self.file(SUMMARY), summary)?)
     }
+}
+
+/// Returns a description of this process for others that want its output directory.
+pub fn holder(communicator: &dyn Communicator) -> String {
+    let job = scheduler_job().map_or(String::new(), |job| format!(" ({job})"));
+    format!(
+        "process {} on {}{job}",
+        std::process::id(),
+        communicator.topology().node
+    )
 }
 
 fn in_use(path: &Path) -> ConfigError {

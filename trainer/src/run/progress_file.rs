@@ -36,8 +36,22 @@ pub struct ProgressFile {
 }
 
 impl ProgressFile {
+    /// Returns the file at `path` of a session that begins with `record`; no path on other ranks
+    /// than root. Nothing is written yet.
+    pub fn new(path: Option<PathBuf>, record: RunProgress) -> Self {
+        Self {
+            path,
+            start: Instant::now(),
+            written: None,
+            record,
+            images: 0,
+            duration: Duration::ZERO,
+            seconds: Seconds::default(),
+        }
+    }
+
     /// Returns the file of a session that begins at `progress`. Nothing is written yet.
-    pub fn new<T: Task>(
+    pub fn of<T: Task>(
         session: &Session<'_, T>,
         progress: &Progress,
         steps_per_epoch: u64,
@@ -58,15 +72,8 @@ impl ProgressFile {
             global_batch_size: session.config.batch.global_batch_size as u64,
             ..RunProgress::default()
         };
-        Self {
-            path: session.directory.map(|directory| directory.file(PROGRESS)),
-            start: Instant::now(),
-            written: None,
-            record,
-            images: 0,
-            duration: Duration::ZERO,
-            seconds: Seconds::default(),
-        }
+        let path = session.directory.map(|directory| directory.file(PROGRESS));
+        Self::new(path, record)
     }
 
     /// Adds a step, after which the run has done `num_steps`. Returns the time left, on root.

@@ -59,11 +59,7 @@ impl Resumption {
         let keep = config.run.keep_checkpoints;
         let store = CheckpointStore::new(&directory.file(CHECKPOINTS), keep);
         let (Some(checkpoint), damaged) = store.latest()? else {
-            ensure!(
-                !directory.has_ended(),
-                "resume: the run in {} has finished but has no checkpoint; restore its checkpoints, or choose another --output-dir",
-                directory.path().display()
-            );
+            directory.expect_unfinished()?;
             return Ok(None);
         };
         let before: TrainConfig = serde_json::from_value(checkpoint.state.config.clone())

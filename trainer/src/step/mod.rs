@@ -15,6 +15,7 @@ pub mod gradient_noise;
 pub mod loss_scale;
 pub mod norm_reducer;
 pub mod readback;
+pub mod sum_stepper;
 pub mod sync_plan;
 
 mod config;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use datasets::{LoadedStep, MicroBatch};
 use distributed::gradients::{MicroStepConfig, ReductionState};
@@ -44,7 +46,7 @@ use self::host::HostReplica;
 pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use crate::config::{OptimizerChoice, SyncMethod};
+use crate::config::{LossScaling, OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::task::{BatchOf, Task, UnreadPass};
@@ -99,6 +101,76 @@ pub enum StepOutcome {
     /// Scaled gradients overflowed; only the loss scale changed, which is halved to this value. The
     /// losses count.
     Overflowed(LossScale),
+}
+
+/// What a checkpoint has of a model in training.
+pub trait TrainingState {
+    type Model: Module;
+
+    fn model(&self) -> &Self::Model;
+
+    /// Returns the parameters, flat in module order.
+    fn parameters(&self) -> Cow<'_, [f32]>;
+
+    fn optimizer_state(&self) -> OptimizerState;
+
+    /// Returns the state of the gradients' reduction between two steps.
+    fn reduction_state(&self) -> Option<ReductionState> {
+        None
+    }
+
+    fn loss_scale(&self) -> LossScale {
+        LossScale::new(LossScaling::None)
+    }
+
+    /// Continues from a saved model and state, which are those of this kind of optimizer.
+    /// Collective: all ranks.
+    fn restore(
+        &mut self,
+        model: Self::Model,
+        state: &OptimizerState,
+        loss_scale: LossScale,
+    ) -> Result<()>;
+
+    /// Restores the state that the reduction had after `num_steps` steps.
+    fn restore_reduction(&mut self, _num_steps: u64, _state: &ReductionState) {}
+}
+
+impl<T: Task> TrainingState for Stepper<T> {
+    type Model = T::Model;
+
+    fn model(&self) -> &T::Model {
+        self.model()
+    }
+
+    fn parameters(&self) -> Cow<'_, [f32]> {
+        self.parameters()
+    }
+
+    fn optimizer_state(&self) -> OptimizerState {
+        self.optimizer_state()
+    }
+
+    fn reduction_state(&self) -> Option<ReductionState> {
+        self.reduction_state()
+    }
+
+    fn loss_scale(&self) -> LossScale {
+        self.loss_scale()
+    }
+
+    fn restore(
+        &mut self,
+        model: T::Model,
+        state: &OptimizerState,
+        loss_scale: LossScale,
+    ) -> Result<()> {
+        self.restore(model, state, Some(loss_scale))
+    }
+
+    fn restore_reduction(&mut self, num_steps: u64, state: &ReductionState) {
+        self.restore_reduction(num_steps, state);
+    }
 }
 
 impl<T: Task> Stepper<T> {

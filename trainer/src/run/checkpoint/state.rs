@@ -157,6 +157,18 @@ pub struct CheckpointState {
 }
 
 impl CheckpointState {
+    /// Returns the note on a run of `epochs` epochs that continues from here.
+    pub fn place(&self, epochs: u64) -> String {
+        let Progress { epoch, step, .. } = self.progress;
+        let place = if epoch < epochs {
+            format!("at epoch {} step {step}", epoch + 1)
+        } else {
+            format!("after the last epoch, {epoch}, at step {step}")
+        };
+        let ranks = records::counted(self.world_size, "rank");
+        format!("resumed {place} (written by {ranks})")
+    }
+
     /// Returns true if the checkpoint has the residuals of compression.
     pub fn has_residuals(&self) -> bool {
         self.files.contains_key(&residual_file(0))

@@ -27,7 +27,7 @@ use crate::measure::trace::TraceClock;
 use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::Progress;
-use crate::run::checkpointer::Checkpointer;
+use crate::run::checkpointer::{Checkpointer, RunFacts};
 use crate::run::directory::{EVALUATION, MANIFEST, METRICS};
 use crate::run::evaluate::{EvaluateConfig, Evaluation, UnreadImage, evaluate};
 use crate::run::metrics_file::MetricsFile;
@@ -78,12 +78,17 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         Arc::clone(&session.communicator),
         session.device,
     )?;
-    let checkpointer = Checkpointer::new(session);
+    let checkpointer = Checkpointer::new(
+        Arc::clone(&session.communicator),
+        reporter,
+        session.directory,
+        config.run.keep_checkpoints,
+    );
     let mut ema = session
         .ema_decay
         .map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
     let mut progress = if config.resume {
-        checkpointer.resume(&mut stepper, ema.as_mut())?
+        resume(&checkpointer, &mut stepper, ema.as_mut(), session)?
     } else {
         Progress::default()
     };
@@ -119,7 +124,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
     let mut training = Training {
         session,
         tensorboard: Tensorboard::open(session, progress.step),
-        progress_file: ProgressFile::new(session, &progress, steps_per_epoch),
+        progress_file: ProgressFile::of(session, &progress, steps_per_epoch),
         metrics,
         stepper,
         ema,
@@ -148,13 +153,39 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
     training.end(trace, stopped)
 }
 
+/// Restores the stepper from the checkpoint of the session, if there is one, and reports the place.
+/// Collective: all ranks.
+fn resume<T: Task>(
+    checkpointer: &Checkpointer,
+    stepper: &mut Stepper<T>,
+    ema: Option<&mut Ema>,
+    session: &Session<'_, T>,
+) -> Result<Progress> {
+    let found = session
+        .resumption
+        .as_ref()
+        .map(|found| (&found.checkpoint, found.damaged.as_slice()));
+    let Some(state) = checkpointer.resume(stepper, ema, found)? else {
+        return Ok(Progress::default());
+    };
+    let reporter = session.reporter;
+    reporter.note(&state.place(session.config.schedule.epochs));
+    if let Some(resumption) = &session.resumption {
+        for warning in &resumption.warnings {
+            reporter.warn(warning);
+        }
+        reporter.notes(&resumption.notes);
+    }
+    Ok(state.progress)
+}
+
 /// A run under way on one rank.
 struct Training<'a, T: Task> {
     session: &'a Session<'a, T>,
     stepper: Stepper<T>,
     /// Average of the parameters, which is evaluated and saved in their place.
     ema: Option<Ema>,
-    checkpointer: Checkpointer<'a, T>,
+    checkpointer: Checkpointer,
     schedule: LearningRate,
     progress: Progress,
     /// Number of steps before this session.
@@ -185,8 +216,9 @@ impl<T: Task> Training<'_, T> {
         if progress.step_in_epoch > 0 {
             progress.epoch_seconds = self.epoch_seconds();
         }
+        let facts = || RunFacts::of(self.session);
         self.checkpointer
-            .save(&self.stepper, self.ema.as_ref(), &progress)
+            .save(&self.stepper, self.ema.as_ref(), &progress, facts)
     }
 
     /// Returns the time of the epoch so far, in all sessions.

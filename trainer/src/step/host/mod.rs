@@ -16,16 +16,17 @@ mod tests;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Tensor};
 use distributed::gradients::{
     AllReducer, BucketContext, BucketPlan, BucketReduction, CompressedReduction, ExactReducer,
-    ExactReduction, GradientReducer, MicroStepConfig, ReducerConfig, ReductionKind, StepHeader,
-    SyncedGradients, Traffic, agree,
+    ExactReduction, GlobalStepStatus, GradientReducer, MicroStepConfig, ReducerConfig,
+    ReductionKind, StepHeader, SyncedGradients, Traffic, agree,
 };
 use distributed::replica::{ParameterLayout, read, write};
 use distributed::watchdog::Phase;
@@ -35,10 +36,11 @@ use self::bucket_hook::BucketHook;
 use self::optimizer::HostOptimizer;
 use self::servers::Servers;
 pub use self::servers::{check_threads, serve};
-use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, SyncMode};
+use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, StepContext, SyncMode};
 use super::sync_plan::{bucket_cap_bytes, own_shards};
 use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
+use crate::model::parts::{depth, is_within};
 use crate::step::gradient_noise::NoiseSums;
 use crate::task::{Scores, Task, UnreadPass};
 
@@ -258,15 +260,8 @@ impl HostReplica {
         config: &StepConfig,
         timer: &Timer,
     ) -> Result<()> {
-        {
-            let _waiting = timer.enter(Phase::Waiting);
-            self.reducer.finish()?;
-        }
-        let report = self.reducer.report();
-        for (bucket, times) in report.buckets.iter().enumerate() {
-            timer.add_bucket(bucket, times.start, times.end);
-        }
-        let squared_norm_of_parts = report.squared_norm_of_parts;
+        self.reduce(timer)?;
+        let squared_norm_of_parts = self.reducer.report().squared_norm_of_parts;
         let _optimizer = timer.enter(Phase::Optimizer);
         let mut gradients = self.reducer.synced();
         if let Some(batches) = config.gradient_noise
@@ -283,21 +278,63 @@ impl HostReplica {
         self.kept = step.context.keeps_gradients.then(|| gradients.to_flat());
         let learning_rate = step.context.learning_rate;
         match &mut self.optimizer {
-            Optimizer::Custom(custom, _) => {
-                let gradients = gradients.to_params(model);
-                *model = custom.0.step(learning_rate, model.clone(), gradients);
-            }
-            Optimizer::Host(optimizer) => {
-                let buckets = gradients.buckets().iter();
-                let buckets = buckets.map(|bucket| (bucket.elements(), bucket.values()));
-                match self.servers {
-                    Some(_) => optimizer.take_parameters(buckets),
-                    None => optimizer.update(learning_rate, buckets),
-                }
+            Optimizer::Host(optimizer) if self.servers.is_some() => {
+                optimizer.take_parameters(flat(&gradients));
                 *model = optimizer.place(model.clone());
             }
+            optimizer => optimizer.update(model, learning_rate, &gradients),
         }
         Ok(())
+    }
+
+    /// Updates the parameters of `parts`, or of the whole model without parts, after passes whose
+    /// losses are sums over samples: the gradient is divided by the samples of all ranks, then
+    /// limited.
+    /// Collective: all ranks.
+    ///
+    /// # Errors
+    /// On all ranks, if no rank had samples, or as [`update`](Self::update).
+    pub(super) fn update_by_sums<M: Module>(
+        &mut self,
+        model: &mut M,
+        context: &StepContext,
+        parts: &[String],
+        clip: Option<Clip>,
+        timer: &Timer,
+    ) -> Result<GlobalStepStatus> {
+        let status = self.reduce(timer)?.context("step: no header was sent")?;
+        ensure!(
+            status.num_samples > 0,
+            "step {}: expected samples on at least one rank, got none; give a rank some, or make no step",
+            context.step + 1
+        );
+        let _optimizer = timer.enter(Phase::Optimizer);
+        let mut gradients = self.reducer.synced();
+        gradients.scale((1.0 / status.num_samples as f64) as f32);
+        if !parts.is_empty() {
+            let depth = depth(gradients.layout());
+            let is_in = |path: &str| parts.iter().any(|part| is_within(path, part, depth));
+            gradients.retain(|entry| is_in(&entry.path));
+        }
+        if let Some(clip) = clip {
+            limit(&mut gradients, clip);
+        }
+        self.optimizer
+            .update(model, context.learning_rate, &gradients);
+        Ok(status)
+    }
+
+    /// Waits for the sums of all ranks, and for their agreement if a header was posted.
+    /// Collective: all ranks.
+    fn reduce(&mut self, timer: &Timer) -> Result<Option<GlobalStepStatus>, CollectiveError> {
+        let status = {
+            let _waiting = timer.enter(Phase::Waiting);
+            self.reducer.finish()?
+        };
+        for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
+            timer.add_bucket(bucket, times.start, times.end);
+        }
+        Ok(status)
     }
 
     /// Replaces parameters and velocities by their mean over all ranks.
@@ -385,6 +422,24 @@ impl HostReplica {
 }
 
 impl Optimizer {
+    fn update<M: Module>(
+        &mut self,
+        model: &mut M,
+        learning_rate: f64,
+        gradients: &SyncedGradients<'_>,
+    ) {
+        *model = match self {
+            Self::Custom(custom, _) => {
+                let gradients = gradients.to_params(model);
+                custom.0.step(learning_rate, model.clone(), gradients)
+            }
+            Self::Host(optimizer) => {
+                optimizer.update(learning_rate, flat(gradients));
+                optimizer.place(model.clone())
+            }
+        };
+    }
+
     /// Returns the optimizer of parameter servers and local SGD, for which a custom one is refused.
     fn host(&mut self) -> &mut HostOptimizer {
         match self {
@@ -392,6 +447,12 @@ impl Optimizer {
             Self::Custom(..) => unreachable!("a custom optimizer updates by the sum of all ranks"),
         }
     }
+}
+
+/// Returns the elements and values of each bucket.
+fn flat<'a>(gradients: &'a SyncedGradients<'_>) -> impl Iterator<Item = (Range<usize>, &'a [f32])> {
+    let buckets = gradients.buckets().iter();
+    buckets.map(|bucket| (bucket.elements(), bucket.values()))
 }
 
 fn limit(gradients: &mut SyncedGradients<'_>, clip: Clip) {
