@@ -11,6 +11,8 @@ pub mod commands;
 #[allow(missing_docs, reason = "only for this program and its tests")]
 pub mod tools;
 
+pub mod own_loop;
+
 #[allow(missing_docs, reason = "as above")]
 pub mod run;
 

@@ -62,6 +62,13 @@ impl ScoreSums {
         }
     }
 
+    /// Adds the summed loss of `num_samples` samples of weight 1.
+    pub fn add_losses(&mut self, loss_sum: f64, num_samples: usize) {
+        self.loss_sum += loss_sum;
+        self.num_samples += num_samples as u64;
+        self.weight += num_samples as f64;
+    }
+
     /// Adds to the sum of a metric.
     pub fn add(&mut self, metric: &str, value: f64) {
         match self.metrics.get_mut(metric) {
