@@ -300,13 +300,19 @@ fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
             step_in_epoch,
             steps_per_epoch,
             ..
-        }) => format!(
-            "epoch {} of {}, step {} of {}",
-            grouped(epoch.saturating_add(1).min(*epochs)),
-            grouped(*epochs),
-            grouped(*step_in_epoch),
-            grouped(*steps_per_epoch)
-        ),
+        }) => {
+            let steps = match steps_per_epoch {
+                // Unknown in a custom loop.
+                0 => String::new(),
+                steps => format!(" of {}", grouped(*steps)),
+            };
+            format!(
+                "epoch {} of {}, step {}{steps}",
+                grouped(epoch.saturating_add(1).min(*epochs)),
+                grouped(*epochs),
+                grouped(*step_in_epoch),
+            )
+        }
     };
     let left = live
         .time_left()
