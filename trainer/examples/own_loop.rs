@@ -31,7 +31,7 @@ pub(crate) fn train(config: &OwnLoopConfig, world: &World, device: &Device) -> R
     // Copies root's parameters to all ranks; opens, or resumes, the directory of the run.
     let mut training = OwnLoop::new(model, AdamWConfig::new().init(), config, world)?;
     while training.is_running() {
-        let place = (training.epoch(), training.step_in_epoch()); // behind the steps of a checkpoint
+        let place = (training.epoch(), training.step_in_epoch()); // behind a checkpoint's steps
         for batch in batches(&data.train, Some(place), ranks)? {
             training.step(1e-3, |model| {
                 let sums = batch?.map(|batch| sums(model, batch, &autodiff));

@@ -683,7 +683,11 @@ fn run_toml(config: &OwnLoopConfig) -> Result<String> {
         let present = keys.into_iter().filter(|(_, value)| !value.is_null());
         (name.to_owned(), present.collect::<serde_json::Map<_, _>>())
     };
+    let program = std::env::current_exe().unwrap_or_default();
+    let program = program.file_stem().unwrap_or_default().to_string_lossy();
     let sections = [
+        ("model", json!({ "model": program })),
+        ("data", json!({ "dataset": "custom" })),
         ("schedule", json!({ "epochs": config.epochs })),
         (
             "run",
@@ -750,7 +754,7 @@ fn manifest(
     let launch = manifest::launch_facts(communicator, rayon::current_num_threads(), device)?;
     let hash = checksum(&[run_toml(config)?.as_bytes()]);
     let dataset = DatasetFacts {
-        name: "custom loop".to_owned(),
+        name: "custom".to_owned(),
         ..DatasetFacts::default()
     };
     Ok(manifest::of_this_launch(hash, launch, dataset))

@@ -106,8 +106,8 @@ impl Checkpointer {
     }
 
     /// Saves the run: the model to be used, which has the average's parameters if there is one, and
-    /// what training continues from. The sums in `progress` must be global. Root calls `facts` if the
-    /// run has a directory.
+    /// what training continues from. The sums in `progress` must be global. Root calls `facts` if
+    /// the run has a directory.
     /// Collective: all ranks.
     ///
     /// Root copies the values and writes them during training; the next call and

@@ -103,7 +103,7 @@ pub enum StepOutcome {
     Overflowed(LossScale),
 }
 
-/// What a checkpoint has of a model in training.
+/// A model in training, as a checkpoint has it.
 pub trait TrainingState {
     type Model: Module;
 
