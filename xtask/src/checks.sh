@@ -207,9 +207,10 @@ on_ranks() {
 }
 
 # The examples of burn's loop and of a custom loop under mpirun. They compare the bits of the ranks
-# themselves.
+# themselves. The custom loop is killed, stopped by a signal to one rank, and resumed to the bits of
+# an undisturbed one.
 loops() {
-    local folder ranks losses
+    local folder ranks losses signal launcher process old hashes code
     has mpirun && [ ${#features[@]} = 0 ] || skip "no mpirun with an MPI to build with; on threads it passed"
     folder=$(mktemp -d)
     for ranks in 1 2; do
@@ -223,9 +224,28 @@ loops() {
     losses=$(sed -n 's/^loss \([^,]*\),.*/\1/p' "$folder/1.txt" "$folder/2.txt" | tr '\n' ' ')
     awk '{ exit !(NF == 2 && ($1 - $2) ^ 2 <= (1e-5 * $1) ^ 2) }' <<< "$losses" ||
         fail "burn_loop: losses of one and two ranks differ: $losses"
-    losses=$(on_ranks 2 "$1/own_loop" | tee /dev/stderr | sed -n 's/^epoch [^:]*: loss \([^,]*\),.*/\1/p' | tr '\n' ' ')
-    awk '{ exit !(NF == 3 && $3 < $1) }' <<< "$losses" ||
-        fail "own_loop: expected three decreasing losses from root, got $losses"
+    for signal in KILL TERM; do
+        old=$(cat "$folder/own/.lock" 2> /dev/null || true)
+        on_ranks 2 "$1/own_loop" --output-dir "$folder/own" --resume --epochs 1000 > "$folder/own.txt" 2>&1 &
+        launcher=$!
+        until grep -q "checkpoint .* written" "$folder/own.txt" && [ "$(cat "$folder/own/.lock")" != "$old" ]; do
+            sleep 0.1
+            kill -0 $launcher || fail "own_loop: $(cat "$folder/own.txt")"
+        done
+        process=$(sed -n 's/^process \([0-9]*\) on .*/\1/p' "$folder/own/.lock")
+        kill -s $signal "$process"
+        code=0
+        wait $launcher || code=$?
+        [ $signal = KILL ] || [ $code = 0 ] || fail "own_loop: exit code $code after SIGTERM: $(cat "$folder/own.txt")"
+    done
+    ranks=$(($(wc -l < "$folder/own/metrics.jsonl") + 1))
+    on_ranks 2 "$1/own_loop" --output-dir "$folder/own" --resume --epochs $ranks | tee "$folder/own.txt"
+    on_ranks 2 "$1/own_loop" --epochs $ranks | tee -a "$folder/own.txt"
+    hashes=$(sed -n 's/^parameters sha256 //p' "$folder/own.txt" | sort | uniq -c | awk '{ print $1 }')
+    [ "$hashes" = 2 ] || fail "own_loop: a resumed loop and an undisturbed one differ"
+    losses=$(sed -n 's/^epoch .* done | train loss \([^ ]*\) .*/\1/p' "$folder/own.txt" | tr '\n' ' ')
+    awk '{ exit !(NF >= 2 && $NF < $2) }' <<< "$losses" ||
+        fail "own_loop: expected decreasing losses from root, got $losses"
     rm -rf "$folder"
 }
 
