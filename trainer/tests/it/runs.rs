@@ -74,7 +74,6 @@ fn evaluation_counts_every_sample_once_on_any_number_of_ranks() {
     let splits = ShapesDataset::new(10, 40, 1).unwrap();
     // 40 samples are not a multiple of the global batch size on any of these numbers of ranks.
     let how = EvaluateConfig {
-        computation: layers::backend::Computation::default(),
         micro_batch_size: 7,
         loader_threads: 1,
         input: InputKind::Host,
