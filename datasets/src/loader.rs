@@ -311,17 +311,24 @@ impl<S: Samples> StepMaker<S> {
         let fullest = self.plan.max_shard_samples(all.len());
         let num_micro_batches = fullest.div_ceil(self.config.micro_batch_size);
         let mut micro_batches = Vec::new();
+        let mut foreign: Option<S::Batch> = None;
         for shard in self.plan.own_shards() {
             let own = self.plan.step_of(shard, step_in_epoch).draws;
             let mut chunks = own.chunks(self.config.micro_batch_size);
             for _ in 0..num_micro_batches {
                 let numbers = chunks.next().unwrap_or_default();
-                let filled = if numbers.is_empty() {
-                    &all[..1]
-                } else {
-                    numbers
+                let is_empty = numbers.is_empty();
+                let known = foreign.clone().filter(|_| is_empty);
+                let batch = match known {
+                    Some(foreign) => foreign,
+                    None => {
+                        let filled = if is_empty { &all[..1] } else { numbers };
+                        self.samples.batch(&self.draws(filled, stop))?
+                    }
                 };
-                let batch = self.samples.batch(&self.draws(filled, stop))?;
+                if is_empty {
+                    foreign.get_or_insert_with(|| batch.clone());
+                }
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
                 }
@@ -335,7 +342,7 @@ impl<S: Samples> StepMaker<S> {
         Ok(Some(LoadedStep {
             step_in_epoch,
             global_num_samples: all.len(),
-            global_weight: self.weight(&all, stop),
+            global_weight: self.checked_weight(&all, stop)?,
             micro_batches,
         }))
     }
@@ -343,6 +350,23 @@ impl<S: Samples> StepMaker<S> {
     fn draws<'a>(&self, numbers: &'a [usize], stop: &'a AtomicBool) -> Draws<'a> {
         let epoch = (self.config.seed, self.config.epoch);
         Draws::new(epoch, self.samples.len(), numbers, stop)
+    }
+
+    /// Returns the weight of the samples of a step over all shards.
+    fn checked_weight(&self, numbers: &[usize], stop: &AtomicBool) -> Result<f64, DatasetError> {
+        let draws = self.draws(numbers, stop);
+        let wrong = draws.iter().find(|draw| {
+            let weight = self.samples.weight(*draw);
+            !(weight >= 0.0 && weight.is_finite())
+        });
+        match wrong {
+            Some(draw) => Err(DatasetError::config(
+                "weight",
+                format!("0 or more for sample {}", draw.index),
+                self.samples.weight(draw),
+            )),
+            None => Ok(self.weight(numbers, stop)),
+        }
     }
 
     fn weight(&self, numbers: &[usize], stop: &AtomicBool) -> f64 {

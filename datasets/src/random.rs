@@ -27,6 +27,7 @@ pub(crate) enum Purpose {
     Validation = 10,
     BalancedOrder = 11,
     Task = 12,
+    TaskSample = 13,
 }
 
 /// A stream of random numbers.
@@ -43,6 +44,12 @@ impl Stream {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
         Self(ChaCha8Rng::from_seed(key))
+    }
+
+    /// Returns random numbers that depend only on a seed and the index of a sample, for samples that
+    /// are made and not read. They are independent of those of a [`Draw`](crate::Draw).
+    pub fn of_sample(seed: u64, index: usize) -> Self {
+        Self::new(seed, 0, index as u64, Purpose::TaskSample)
     }
 
     /// Returns a uniform integer in `0..bound`, without modulo bias (Lemire, arXiv 1805.10941, with

@@ -45,7 +45,7 @@ pub trait Samples: Debug + Send + Sync + 'static {
 
     /// Returns how much a sample counts in the mean loss of a step: the number of its tokens or
     /// pixels with a loss, or the weight of its class. All ranks call it for all samples of a step,
-    /// so it should not read files. Default: 1.
+    /// so it should not read files. It is not negative. Default: 1.
     fn weight(&self, draw: Draw) -> f64 {
         let _ = draw;
         1.0
@@ -158,16 +158,6 @@ impl<'a> Draws<'a> {
 }
 
 impl Draw {
-    /// Returns the first draw of a sample in epoch 0, for numbers that depend only on the sample.
-    pub fn of_sample(seed: u64, index: usize) -> Self {
-        Self {
-            seed,
-            epoch: 0,
-            index,
-            number: index,
-        }
-    }
-
     /// Returns the random numbers of this draw: a function of the seed, the epoch and the number of
     /// the draw.
     pub fn random(&self) -> Stream {

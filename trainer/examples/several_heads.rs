@@ -18,7 +18,7 @@ use layers::{
 };
 use trainer::commands::program::task_program;
 use trainer::task::{
-    Arrays, DatasetError, Draw, Draws, ModelRequest, NoArgs, Opening, Samples, Splits, Task,
+    Arrays, DatasetError, Draws, ModelRequest, NoArgs, Opening, Samples, Splits, Stream, Task,
     TaskMetric,
 };
 
@@ -50,7 +50,7 @@ impl Samples for Drawings {
     fn batch(&self, draws: &Draws<'_>) -> Result<Vec<TensorData>, DatasetError> {
         let (mut images, mut labels, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         for draw in draws.iter() {
-            let mut random = Draw::of_sample(self.1, draw.index).random();
+            let mut random = Stream::of_sample(self.1, draw.index);
             let shapes = [(); NUM_SHAPES].map(|()| random.coin());
             let brightness = random.unit();
             let [row, column] = [(); 2].map(|()| random.below(SIDE - 4));
@@ -134,12 +134,12 @@ impl Task for SeveralHeads {
         Ok(model.forward(batch.floats(0)))
     }
 
-    /// Binary cross entropy of the shapes, plus ten times the squared error of the brightness.
+    /// Binary cross entropy of the shapes, plus the squared error of the brightness.
     fn loss_sum(&self, [shapes, brightness]: &[Tensor<2>; 2], batch: &Arrays) -> Tensor<1> {
         let signs = batch.floats::<2>(1) * 2.0 - 1.0;
         let of_shapes = log_sigmoid(signs * shapes.clone()).sum().neg();
         let error = brightness.clone() - batch.floats(2);
-        of_shapes + error.square().sum() * 10.0
+        of_shapes + error.square().sum()
     }
 
     fn metrics(&self) -> Vec<Arc<dyn TaskMetric<Self>>> {

@@ -15,8 +15,8 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use layers::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, in_activations, relu};
 use trainer::commands::program::task_program;
 use trainer::task::{
-    Arrays, DatasetError, Draw, Draws, Goal, ModelRequest, NoArgs, Opening, Samples, Splits, Task,
-    TaskMetric,
+    Arrays, DatasetError, Draw, Draws, Goal, ModelRequest, NoArgs, Opening, Samples, Splits,
+    Stream, Task, TaskMetric,
 };
 
 /// Height and width of the images, pixels.
@@ -29,7 +29,7 @@ pub(crate) struct Drawings(&'static str, u64, usize);
 impl Drawings {
     /// Draws a disc on noise; returns pixels, and 1 in the disc, `[H, W]`.
     fn draw(&self, index: usize) -> [Vec<f32>; 2] {
-        let mut random = Draw::of_sample(self.1, index).random();
+        let mut random = Stream::of_sample(self.1, index);
         let mut pixels = Vec::from_iter((0..SIDE * SIDE).map(|_| random.between(0.0, 0.6)));
         let mut mask = vec![0.0; SIDE * SIDE];
         let [y, x] = [(); 2].map(|()| random.between(6.0, SIDE as f32 - 6.0));

@@ -1,14 +1,21 @@
 //! Batches of any arrays: what most tasks other than image classification need.
 //!
-//! In: arrays of f32 or i32 in host memory. Out: the same arrays as tensors.
+//! In: arrays of floats or integers in host memory. Out: the same arrays as tensors.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::{OnDevice, Upload};
 
 /// Arrays on a device, in the order of the host's.
 #[derive(Clone, Debug)]
-pub struct Arrays(Vec<Array>);
+pub struct Arrays {
+    arrays: Vec<Array>,
+    /// True if f32 holds every value.
+    fits_floats: bool,
+}
+
+/// Largest magnitude up to which f32 holds every integer.
+const MAX_INTEGER: u32 = 1 << 24;
 
 /// One array, flat, because a transfer to a GPU would pad each short row of a matrix.
 #[derive(Clone, Debug)]
@@ -27,6 +34,16 @@ impl Upload for Vec<TensorData> {
     type OnDevice = Arrays;
 
     fn upload(self, device: &Device) -> Arrays {
+        let fits = |data: &TensorData| match data.dtype() {
+            DType::F32 => true,
+            DType::I32 => data.as_slice::<i32>().is_ok_and(|values| {
+                values
+                    .iter()
+                    .all(|value| value.unsigned_abs() <= MAX_INTEGER)
+            }),
+            _ => false,
+        };
+        let fits_floats = self.iter().all(fits);
         let arrays = self.into_iter().map(|data| {
             let (bytes, shape, dtype) = data.into_parts();
             let shape = shape.to_vec();
@@ -38,7 +55,10 @@ impl Upload for Vec<TensorData> {
             };
             Array { shape, values }
         });
-        Arrays(arrays.collect())
+        Arrays {
+            arrays: arrays.collect(),
+            fits_floats,
+        }
     }
 }
 
@@ -48,7 +68,7 @@ impl Arrays {
     /// # Panics
     /// If the array has integers, other dimensions than `D`, or does not exist.
     pub fn floats<const D: usize>(&self, index: usize) -> Tensor<D> {
-        let Array { shape, values } = &self.0[index];
+        let Array { shape, values } = &self.arrays[index];
         match values {
             Values::Float(values) => values.clone().reshape(dims::<D>(shape)),
             Values::Int(_) => panic!("array {index}: expected floats, got integers"),
@@ -60,7 +80,7 @@ impl Arrays {
     /// # Panics
     /// If the array has floats, other dimensions than `D`, or does not exist.
     pub fn ints<const D: usize>(&self, index: usize) -> Tensor<D, Int> {
-        let Array { shape, values } = &self.0[index];
+        let Array { shape, values } = &self.arrays[index];
         match values {
             Values::Int(values) => values.clone().reshape(dims::<D>(shape)),
             Values::Float(_) => panic!("array {index}: expected integers, got floats"),
@@ -80,7 +100,13 @@ impl OnDevice for Arrays {
             Values::Float(values) => values.clone(),
             Values::Int(values) => values.clone().float(),
         };
-        Some(self.0.iter().map(flat).collect())
+        self.fits_floats
+            .then(|| self.arrays.iter().map(flat).collect())
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        let sizes = |array: &Array| [&[array.shape.len()][..], &array.shape].concat();
+        self.arrays.iter().flat_map(sizes).collect()
     }
 
     fn with_flat(&self, tensors: Vec<Tensor<1>>) -> Self {
@@ -91,7 +117,10 @@ impl OnDevice for Arrays {
                 Values::Int(_) => Values::Int(values.int()),
             },
         };
-        Self(self.0.iter().zip(tensors).map(array).collect())
+        Self {
+            arrays: self.arrays.iter().zip(tensors).map(array).collect(),
+            fits_floats: self.fits_floats,
+        }
     }
 }
 

@@ -30,10 +30,15 @@ pub trait Upload: Clone + Send + 'static {
 /// A batch on a device: any tensors.
 pub trait OnDevice: Clone + Send + 'static {
     /// Returns all tensors of the batch, flat, in f32, for a GPU to capture the step that reads
-    /// them. Two batches with tensors of the same lengths have the same shapes. `None` (the
-    /// default) if a captured step cannot read them.
+    /// them. `None` (the default) if a captured step cannot read them.
     fn flat(&self) -> Option<Vec<Tensor<1>>> {
         None
+    }
+
+    /// Returns the sizes of all tensors. A step that was captured with a batch of other sizes is not
+    /// replayed. Default: none.
+    fn sizes(&self) -> Vec<usize> {
+        Vec::new()
     }
 
     /// Returns the batch with these tensors, which are as [`flat`](Self::flat) returned them.
@@ -254,6 +259,10 @@ impl OnDevice for DeviceBatch {
         }
         let ImageBatch { images, targets } = self.clone().into_images();
         Some(vec![images.flatten(0, 3), targets.labels.float()])
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        [&[self.num_samples()][..], &self.shape.dims()].concat()
     }
 
     fn with_flat(&self, tensors: Vec<Tensor<1>>) -> Self {

@@ -148,9 +148,13 @@ fn open<T: Task>(
     for name in &config.candidates {
         let error = match T::open_split(args, name, input, &opening) {
             Ok(Some(opened)) => return Ok((name.clone(), opened)),
-            Ok(None) => anyhow!(
+            Ok(None) if T::HAS_IMAGES => anyhow!(
                 "--split: --dataset {} has no such split (expected train or test, got {name})",
                 config.data.dataset.kind()
+            ),
+            Ok(None) => anyhow!(
+                "--split: the task {} has no such split (expected another of train, val and test, got {name})",
+                T::NAME
             ),
             Err(error) => match error.downcast_ref() {
                 Some(DatasetError::Missing { .. } | DatasetError::Unlabelled { .. }) => error,

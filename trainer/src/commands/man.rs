@@ -25,7 +25,7 @@ const FLAGS_PAGE: &str = "flags.md";
 /// If standard output cannot be written.
 pub fn completions<T: Task>(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
-    let mut definitions = CliOf::<T::Args>::definitions();
+    let mut definitions = CliOf::<T::Args>::definitions(T::HAS_IMAGES);
     let program = definitions.get_name().to_owned();
     aot::generate(args.shell, &mut definitions, program, &mut script);
     unless_reader_left(io::stdout().write_all(&script)).context("completions: standard output")
@@ -39,7 +39,7 @@ pub fn man<T: Task>(args: &ManArgs) -> Result<()> {
     let directory = &args.directory;
     let named = || format!("man pages: {}", directory.display());
     fs::create_dir_all(directory).with_context(named)?;
-    let definitions = CliOf::<T::Args>::definitions();
+    let definitions = CliOf::<T::Args>::definitions(T::HAS_IMAGES);
     if args.markdown {
         return fs::write(directory.join(FLAGS_PAGE), markdown(definitions)).with_context(named);
     }

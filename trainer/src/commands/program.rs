@@ -51,7 +51,7 @@ fn run<T: Task>(predict: fn(&PredictArgs, &World) -> Result<Predictions>) -> Exi
     if let Err(taken) = Family::expect_own_names::<T::Args>() {
         return launch(Start::World, |_| Err::<(), _>(taken.into()));
     }
-    match CliOf::<T::Args>::typed().into_command() {
+    match CliOf::<T::Args>::typed(T::HAS_IMAGES).into_command() {
         CommandOf::Train(args) => launch(Start::World, |world| {
             train::<T>(&args.into_args()?, world).map(drop)
         }),

@@ -71,6 +71,16 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         reporter,
     };
     let data = T::open(&model_args, &opening)?;
+    ensure!(
+        data.evaluated().is_some(),
+        "{}: expected a split to evaluate on, val or test, got none; return one from Task::open",
+        T::NAME
+    );
+    if !T::HAS_IMAGES {
+        data::notes(&data)
+            .iter()
+            .for_each(|note| reporter.note(note));
+    }
     identity::check(&config, &data, communicator, reporter)?;
     let input = T::input(&data);
     if let (Some(input), Some(_)) = (&input, &config.run.output_dir) {
@@ -115,6 +125,7 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
     let monitor = config.run.monitor.as_ref();
     let patience = config.run.patience;
     let figures = task.ranked_figures();
+    expect_names(&*task)?;
     let (best_rule, other_split) = BestRule::new(monitor, patience, split, task.goal(), &figures)?;
 
     let (directory, resumption) = accept(
@@ -310,6 +321,20 @@ fn initial_model<T: Task>(
         bail!("--learning-rate-factors: expected each part once, got {part} twice; keep one");
     }
     Ok(model)
+}
+
+/// Checks the names of the metrics.
+fn expect_names<T: Task>(task: &T) -> Result<()> {
+    let mut known = vec!["loss".to_owned()];
+    for metric in task.metrics() {
+        let name = metric.name();
+        ensure!(
+            !name.is_empty() && !known.contains(&name),
+            "TaskMetric::name: expected a name for each metric, other than loss, got `{name}` twice or for the loss"
+        );
+        known.push(name);
+    }
+    Ok(())
 }
 
 /// Returns the optimizer of the model family, with `--optimizer custom`.

@@ -41,7 +41,14 @@ impl BestRule {
         metrics: &BTreeMap<String, bool>,
     ) -> Result<(Self, Option<String>)> {
         let goal = match monitor.map(|monitor| &monitor.figure) {
-            None => goal,
+            None => {
+                ensure!(
+                    goal.figure == "loss" || metrics.contains_key(&goal.figure),
+                    "Task::goal: expected loss or a metric of the task, got {}",
+                    goal.figure
+                );
+                goal
+            }
             Some(figure) if figure == "loss" => Goal::min("loss"),
             Some(figure) => {
                 let lower_is_better = *metrics.get(figure).with_context(|| {

@@ -15,10 +15,10 @@ pub fn facts(
 ) -> Vec<(&'static str, String)> {
     let data = &manifest.dataset;
     let launch = &manifest.launch;
-    let mut images = format!("{} train", grouped(data.num_train as u64));
+    let mut samples = format!("{} train", grouped(data.num_train as u64));
     for (split, number) in [("val", data.num_val), ("test", data.num_test)] {
         if number > 0 {
-            images.push_str(&format!(", {} {split}", grouped(number as u64)));
+            samples.push_str(&format!(", {} {split}", grouped(number as u64)));
         }
     }
     let monitor = &best_rule.monitor;
@@ -43,7 +43,7 @@ pub fn facts(
             "version",
             format!("{} ({})", manifest.version, manifest.commit),
         ),
-        ("data", format!("{images} images")),
+        ("data", format!("{samples} samples")),
         ("best", best),
         ("ranks", ranks),
     ];

@@ -34,7 +34,7 @@ use crate::model::floats;
 
 pub use crate::model::family::ModelRequest;
 pub use classification::Classification;
-pub use datasets::{Arrays, DatasetError, Draw, Draws, Samples, Splits};
+pub use datasets::{Arrays, DatasetError, Draw, Draws, Samples, Splits, Stream};
 pub use input::ModelInput;
 
 /// A batch of a task on a device.
@@ -138,14 +138,16 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
         None
     }
 
-    /// Runs the model on a batch.
+    /// Runs the model on a batch. With `--batch-norm sync`, a rank without samples runs it on a
+    /// sample of another rank, whose outputs do not count.
     ///
     /// # Errors
     /// If the model does not fit the batch.
     fn forward(&self, model: &Self::Model, batch: &BatchOf<Self>) -> Result<Self::Outputs>;
 
     /// Returns the loss of a batch, summed and not averaged, for differentiation. A sample of
-    /// [weight](Samples::weight) w adds w losses, such as those of w tokens.
+    /// [weight](Samples::weight) w adds w losses, such as those of w tokens. Sums of 16 bits are
+    /// inexact: cast the outputs to f32 first.
     ///
     /// # Shapes
     /// Returns `[1]`.
@@ -227,7 +229,8 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
         figures
     }
 
-    /// Describes the input of the model, for its use without the data. Default: `None`.
+    /// Describes the input of the model, for its use without the data. A
+    /// [`ModelRequest`] has its classes and channels, otherwise 0. Default: `None`.
     fn input(_data: &Splits<Self::Samples>) -> Option<ModelInput> {
         None
     }
@@ -256,7 +259,8 @@ pub trait TaskMetric<T: Task>: Debug + Send + Sync {
     /// Returns the name in records.
     fn name(&self) -> String;
 
-    /// Returns the sums of a batch.
+    /// Returns the sums of a batch, in training and in evaluations. They are read in f32, which holds
+    /// counts up to 2^24, and added in f64.
     ///
     /// # Shapes
     /// Returns `[S]`, the same S for every batch.

@@ -107,7 +107,7 @@ class Heads(nn.Module):
     def loss_sum(self, images, labels, targets):
         shapes, brightness = self(images)
         of_shapes = F.binary_cross_entropy_with_logits(shapes, labels, reduction="sum")
-        return of_shapes + 10 * F.mse_loss(brightness, targets, reduction="sum")
+        return of_shapes + F.mse_loss(brightness, targets, reduction="sum")
 
 
 def last_pieces(num_pieces):

@@ -30,6 +30,7 @@ pub use tools::{
 };
 
 use crate::config::choices::{BatchNormKind, Split};
+use crate::config::options::OF_IMAGES;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use cluster::{HostsCommand, LaunchArgs, SlurmCommand};
@@ -62,14 +63,25 @@ pub struct CliOf<A: Args> {
 pub type Cli = CliOf<ModelArgs>;
 
 impl<A: Args + Default> CliOf<A> {
-    /// Returns the definitions of commands and flags, with the name of the started program.
-    pub fn definitions() -> clap::Command {
+    /// Returns the definitions of commands and flags, with the name of the started program. Help
+    /// shows those of images only if the program `has_images`.
+    pub fn definitions(has_images: bool) -> clap::Command {
         // Accept negative numbers, so that the range check of the option reports them.
         let with_numbers = |argument: Arg| {
             let takes_values = argument.get_action().takes_values();
-            argument.allow_negative_numbers(takes_values)
+            let is_of_images = argument
+                .get_long()
+                .is_some_and(|long| OF_IMAGES.contains(&long));
+            let is_hidden = argument.is_hide_set() || is_of_images && !has_images;
+            argument
+                .allow_negative_numbers(takes_values)
+                .hide(is_hidden)
         };
-        let definitions = Self::command().mut_subcommands(|command| command.mut_args(with_numbers));
+        let of_images = |name: &str| ["predict", "shard"].contains(&name);
+        let definitions = Self::command().mut_subcommands(|command| {
+            let is_hidden = command.is_hide_set() || of_images(command.get_name()) && !has_images;
+            command.mut_args(with_numbers).hide(is_hidden)
+        });
         let program = std::env::args_os().next().unwrap_or_default();
         match Path::new(&program).file_name() {
             // clap requires a name with a static lifetime.
@@ -79,8 +91,8 @@ impl<A: Args + Default> CliOf<A> {
     }
 
     /// Returns the typed flags. Exits after `--help`, `--version` or an error.
-    pub fn typed() -> Self {
-        let mut definitions = Self::definitions();
+    pub fn typed(has_images: bool) -> Self {
+        let mut definitions = Self::definitions(has_images);
         if environment(CPU_VARIABLE).is_some_and(|value| value.is_empty()) {
             let without = |flag: Arg| {
                 if flag.get_id() == "cpu" {

@@ -165,13 +165,13 @@ pub(super) fn epoch(record: &EpochRecord) -> String {
         ));
     }
     if let Some(joules) = record.joules_per_image {
-        line.push_str(&format!(" | {joules:.3} J an image"));
+        line.push_str(&format!(" | {joules:.3} J a sample"));
     }
     if let Some(noise) = &record.gradient_noise {
         let size = noise
             .batch_size
             .map_or("unknown".to_owned(), |size| grouped(size.round() as u64));
-        line.push_str(&format!(" | noise scale {size} images"));
+        line.push_str(&format!(" | noise scale {size} samples"));
     }
     line
 }
@@ -285,7 +285,7 @@ fn width_of(names: &[&str]) -> usize {
 
 pub(super) fn finish(summary: &Summary) -> String {
     let mut line = format!(
-        "{} | {} epochs, {} steps, {} images",
+        "{} | {} epochs, {} steps, {} samples",
         if summary.stopped_early {
             "stopped"
         } else {

@@ -151,7 +151,7 @@ fn an_epoch_line_has_train_test_speed_phases_and_memory() {
     };
     let line = lines::epoch(&measured);
     assert!(
-        line.ends_with(" | 0.250 J an image | noise scale 1,234 images"),
+        line.ends_with(" | 0.250 J a sample | noise scale 1,234 samples"),
         "{line}"
     );
 }
@@ -292,7 +292,7 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
     let text = console.text();
     assert!(
         text.contains(
-            "done | 5 epochs, 785 steps, 50,000 images in 83.1 s | test top-1 90.00 % | best test-top1 100.00 % after epoch 4"
+            "done | 5 epochs, 785 steps, 50,000 samples in 83.1 s | test top-1 90.00 % | best test-top1 100.00 % after epoch 4"
         ),
         "{text}"
     );
@@ -404,7 +404,7 @@ fn the_last_line_has_the_time_and_the_steps_of_the_session() {
         })
     };
     assert!(
-        line(of_root(785)).starts_with("done | 5 epochs, 785 steps, 50,000 images in 83.1 s |"),
+        line(of_root(785)).starts_with("done | 5 epochs, 785 steps, 50,000 samples in 83.1 s |"),
         "{}",
         line(of_root(785))
     );

@@ -13,7 +13,7 @@ use layers::timing::kernel_times;
 use records::Seconds;
 
 use super::Training;
-use crate::config::OnNonFinite;
+use crate::config::{BatchNormKind, OnNonFinite};
 use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use crate::model::family::seed_draws;
@@ -259,8 +259,10 @@ impl<'run, T: Task> Training<'run, T> {
         if self.progress.step == first {
             self.seconds_in_kernels = in_kernels;
         }
-        if self.progress.step != first + 1 || self.session.config.compute.device.launches_kernels()
-        {
+        let config = self.session.config;
+        // A synchronised norm waits for other ranks in the passes.
+        let waits = config.batch.batch_norm == BatchNormKind::Sync && config.num_workers() > 1;
+        if self.progress.step != first + 1 || waits || config.compute.device.launches_kernels() {
             return;
         }
         let passes = seconds.forward + seconds.backward;

@@ -98,7 +98,6 @@ impl<T: Task> Capture<T> {
             && step.loss_scale == 1
             && !step.context.keeps_gradients
             && step.num_own > 0
-            && step.weight_factor.is_none()
             && self.task.is_recordable(model);
         let [MicroBatch { batch, .. }] = batches else {
             return Ok(false);
@@ -111,10 +110,11 @@ impl<T: Task> Capture<T> {
             self.is_possible = false;
             return Ok(false);
         };
-        let shape: Vec<usize> = inputs.iter().map(|input| input.dims()[0]).collect();
-        let captured_shape = self.captured.as_ref().map(|captured| &captured.shape);
-        let fits = captured_shape == Some(&shape);
-        let has_settled = self.shapes.has_settled(&shape);
+        let scale = step.weight_factor.unwrap_or(1.0) / step.divisor as f64;
+        let key = (batch.sizes(), scale);
+        let captured_key = self.captured.as_ref().map(|captured| &captured.key);
+        let fits = captured_key == Some(&key);
+        let has_settled = self.shapes.has_settled(&key);
         if !(fits || has_settled) {
             return Ok(false);
         }
@@ -130,7 +130,8 @@ impl<T: Task> Capture<T> {
                 self.clip,
                 &self.task,
                 (batch, &inputs),
-                (self.computation, step.divisor),
+                self.computation,
+                step,
             );
             self.is_possible = self.captured.is_some();
         }
@@ -180,19 +181,21 @@ enum Latest {
     Both,
 }
 
-/// The lengths of the last steps' inputs.
+/// The sizes of a step's inputs, and the factor on its summed loss.
+type Key = (Vec<usize>, f64);
+
+/// The keys of the last steps.
 #[derive(Debug, Default)]
 struct Shapes {
-    last: Vec<usize>,
+    last: Key,
     num_alike: usize,
 }
 
 impl Shapes {
-    /// Takes the shape of the next step's inputs. Returns true if it has come often enough for a
-    /// capture.
-    fn has_settled(&mut self, shape: &[usize]) -> bool {
-        if shape != self.last {
-            self.last = shape.to_vec();
+    /// Takes the key of the next step. Returns true if it has come often enough for a capture.
+    fn has_settled(&mut self, key: &Key) -> bool {
+        if *key != self.last {
+            self.last = key.clone();
             self.num_alike = 0;
         }
         self.num_alike += 1;
@@ -216,8 +219,7 @@ struct Made {
 struct CapturedTraining<T> {
     /// The batch, flat, since a device may pad the rows of a matrix.
     inputs: Vec<Tensor<1>>,
-    /// The lengths of the inputs.
-    shape: Vec<usize>,
+    key: Key,
     /// Scalars of the update, in the optimizer's order.
     scalars: Vec<Tensor<1>>,
     /// Parameters and moments.
@@ -231,18 +233,20 @@ struct CapturedTraining<T> {
 }
 
 impl<T: Task> CapturedTraining<T> {
-    /// Captures a step on such a batch, whose losses are divided by `divisor`. Values of model and
-    /// optimizer stay, but lie where the captured step changes them. Returns `None` if the device
-    /// captures nothing.
+    /// Captures a step on such a batch. Values of model and optimizer stay, but lie where the
+    /// captured step changes them. Returns `None` if the device captures nothing.
     fn capture(
         model: &mut T::Model,
         optimizer: &mut DeviceOptimizer,
         clip: Option<Clip>,
         task: &Arc<T>,
         (batch, inputs): (&BatchOf<T>, &[Tensor<1>]),
-        (computation, divisor): (Computation, usize),
+        computation: Computation,
+        step: &Step,
     ) -> Option<Self> {
-        let shape = inputs.iter().map(|input| input.dims()[0]).collect();
+        let weight_factor = step.weight_factor;
+        let divisor = step.divisor as f64;
+        let key = (batch.sizes(), weight_factor.unwrap_or(1.0) / divisor);
         let inputs: Vec<_> = inputs
             .iter()
             .cloned()
@@ -282,7 +286,11 @@ impl<T: Task> CapturedTraining<T> {
                     let loss_sum = task.loss_sum(&outputs, &batch);
                     (task.to_read(&outputs, &batch), loss_sum)
                 });
-                let mean = loss_sum.clone().mul_scalar(1.0 / divisor as f64);
+                let weighted = match weight_factor {
+                    Some(factor) => loss_sum.clone().mul_scalar(factor),
+                    None => loss_sum.clone(),
+                };
+                let mean = weighted.mul_scalar(1.0 / divisor);
                 let placement = optimizer.placement();
                 let gradients = take_gradients(&model, placement.layout(), ORDER, mean.backward());
                 let gradient = placement.joined(gradients);
@@ -323,7 +331,7 @@ impl<T: Task> CapturedTraining<T> {
         *model = placed(model.clone(), optimizer, &layout, &statistics);
         Some(Self {
             inputs,
-            shape,
+            key,
             scalars,
             flat,
             statistics,
@@ -408,8 +416,8 @@ mod tests {
     fn a_shape_has_settled_after_three_times_in_a_row() {
         let mut shapes = Shapes::default();
         let settled = "aaabaaaaabaabbbbaa".chars().map(|name| {
-            let shape = [name as usize, 32];
-            if shapes.has_settled(&shape) { 'o' } else { '.' }
+            let key = (vec![name as usize, 32], 1.0);
+            if shapes.has_settled(&key) { 'o' } else { '.' }
         });
         assert_eq!(settled.collect::<String>(), ".......oo......o..");
     }

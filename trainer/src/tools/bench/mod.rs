@@ -428,6 +428,11 @@ fn batches<S: Samples>(
         .virtual_shards()
         .unwrap_or(communicator.world_size());
     let own_shards = own_shards(num_shards, communicator.rank(), communicator.world_size());
+    ensure!(
+        samples.len() >= global_batch_size,
+        "--batch-size-per-rank: expected batches of at most {} samples over all ranks, as many as there are, got {global_batch_size}",
+        samples.len()
+    );
     let plan = ShardPlan::new(ShardConfig {
         seed: config.seed,
         drop_last: true,
