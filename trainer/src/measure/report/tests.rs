@@ -409,7 +409,7 @@ fn the_last_line_has_the_time_and_the_steps_of_the_session() {
         line(of_root(785))
     );
     assert!(
-        line(of_root(157)).contains("50,000 images; this session: 157 steps in 83.1 s |"),
+        line(of_root(157)).contains("50,000 samples; this session: 157 steps in 83.1 s |"),
         "{}",
         line(of_root(157))
     );
