@@ -46,8 +46,8 @@ impl Stream {
         Self(ChaCha8Rng::from_seed(key))
     }
 
-    /// Returns random numbers that depend only on a seed and the index of a sample, for samples that
-    /// are made and not read. They are independent of those of a [`Draw`](crate::Draw).
+    /// Returns random numbers that depend only on a seed and the index of a sample, for samples
+    /// that are made and not read. Those of a [`Draw`](crate::Draw) are independent of them.
     pub fn of_sample(seed: u64, index: usize) -> Self {
         Self::new(seed, 0, index as u64, Purpose::TaskSample)
     }

@@ -35,8 +35,8 @@ pub trait OnDevice: Clone + Send + 'static {
         None
     }
 
-    /// Returns the sizes of all tensors. A step that was captured with a batch of other sizes is not
-    /// replayed. Default: none.
+    /// Returns the sizes of all tensors. A step that was captured with other sizes is not replayed.
+    /// Default: none.
     fn sizes(&self) -> Vec<usize> {
         Vec::new()
     }

@@ -40,7 +40,8 @@ pub use input::ModelInput;
 /// A batch of a task on a device.
 pub type BatchOf<T> = <<<T as Task>::Samples as Samples>::Batch as Upload>::OnDevice;
 
-/// The subject of a program: data, model, loss and metrics. [`program`](crate::commands::program::task_program) is the program of one
+/// The subject of a program: data, model, loss and metrics.
+/// [`task_program`](crate::commands::program::task_program) is the program of one
 /// task.
 ///
 /// A step makes the exact mean of the losses of its samples, each with its
@@ -259,8 +260,8 @@ pub trait TaskMetric<T: Task>: Debug + Send + Sync {
     /// Returns the name in records.
     fn name(&self) -> String;
 
-    /// Returns the sums of a batch, in training and in evaluations. They are read in f32, which holds
-    /// counts up to 2^24, and added in f64.
+    /// Returns the sums of a batch, in training and in evaluations. They are read in f32, which
+    /// holds counts up to 2^24, and added in f64.
     ///
     /// # Shapes
     /// Returns `[S]`, the same S for every batch.
