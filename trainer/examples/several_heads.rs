@@ -85,7 +85,8 @@ pub(crate) struct Heads {
 impl Heads {
     fn new(device: &Device) -> Self {
         let conv = |channels| {
-            let conv = Conv2dConfig::new(channels, [3, 3]).with_stride([2, 2]);
+            let conv = Conv2dConfig::new(channels, [3, 3]).with_bias(false);
+            let conv = conv.with_stride([2, 2]);
             conv.with_padding(Explicit(1, 1, 1, 1)).init(device)
         };
         let norm = |channels| BatchNormConfig::new(channels).init(device);

@@ -1,5 +1,4 @@
-//! Segmentation: a U-Net that finds the pixels of a drawn disc, after Ronneberger et al. 2015
-//! (1505.04597), with normalisations and nearest upsampling.
+//! Segmentation: a U-Net (Ronneberger et al. 2015, 1505.04597) finds the pixels of a drawn disc.
 //!
 //!     cargo run --release -p trainer --example unet -- train --optimizer adamw --epochs 3
 //!     mpirun -n 2 target/release/examples/unet train --batch-norm sync --reduction exact
@@ -19,7 +18,6 @@ use trainer::task::{
     Stream, Task, TaskMetric,
 };
 
-/// Height and width of the images, pixels.
 const SIDE: usize = 32;
 
 /// Drawn images: name, seed and number. Those of seed 0, for training, are mirrored at random.
@@ -90,8 +88,9 @@ struct Layer {
 impl Layer {
     fn new(channels: [usize; 2], stride: usize, device: &Device) -> Self {
         let conv = Conv2dConfig::new(channels, [3, 3]).with_stride([stride; 2]);
+        let conv = conv.with_padding(Explicit(1, 1, 1, 1)).with_bias(false);
         Self {
-            conv: conv.with_padding(Explicit(1, 1, 1, 1)).init(device),
+            conv: conv.init(device),
             norm: BatchNormConfig::new(channels[1]).init(device),
         }
     }
@@ -157,7 +156,6 @@ impl Task for Segmentation {
         Ok(model.forward(batch.floats(0)))
     }
 
-    /// Binary cross entropy, summed over the pixels.
     fn loss_sum(&self, logits: &Tensor<4>, batch: &Arrays) -> Tensor<1> {
         let signs = batch.floats::<4>(1) * 2.0 - 1.0;
         log_sigmoid(signs * logits.clone()).sum().neg()

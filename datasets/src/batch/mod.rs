@@ -41,6 +41,11 @@ pub trait OnDevice: Clone + Send + 'static {
         Vec::new()
     }
 
+    /// Returns the labels of the samples, if scores need them in host memory. Default: none.
+    fn labels(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// Returns the batch with these tensors, which are as [`flat`](Self::flat) returned them.
     /// Default: unchanged.
     #[must_use]
@@ -263,6 +268,10 @@ impl OnDevice for DeviceBatch {
 
     fn sizes(&self) -> Vec<usize> {
         [&[self.num_samples()][..], &self.shape.dims()].concat()
+    }
+
+    fn labels(&self) -> Vec<u32> {
+        self.labels.clone()
     }
 
     fn with_flat(&self, tensors: Vec<Tensor<1>>) -> Self {

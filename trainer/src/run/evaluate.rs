@@ -22,7 +22,7 @@ use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::model::input::{Input, Loaded};
 use crate::step::readback::Readback;
-use crate::task::{BatchOf, Scores, Task, UnreadPass};
+use crate::task::{BatchOf, PassSize, Scores, Task, UnreadPass};
 use crate::world::stop::StopFlag;
 
 /// Settings of an evaluation.
@@ -157,11 +157,7 @@ pub fn evaluate<T: Task>(
             let loss_sum = task.test_loss_sum(&outputs, &micro.batch);
             let read = task.to_read(&outputs, &micro.batch);
             // Read while the device computes the next batch.
-            readback.send(UnreadPass::new(
-                read,
-                loss_sum,
-                (micro.num_samples, micro.weight),
-            ));
+            readback.send(UnreadPass::new(read, loss_sum, PassSize::of(&micro)));
             if readback.num_unanswered() > 1
                 && let Some(scored) = readback.receive()
             {

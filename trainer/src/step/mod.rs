@@ -49,7 +49,7 @@ use self::norm_reducer::{NormReducer, expect_synchronised};
 use crate::config::{LossScaling, OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
-use crate::task::{BatchOf, Task, UnreadPass};
+use crate::task::{BatchOf, PassSize, Task, UnreadPass};
 
 /// A model in training on one rank.
 #[derive(Debug)]
@@ -367,6 +367,7 @@ impl<T: Task> Stepper<T> {
             return Ok(None);
         }
         let task = &self.task;
+        let size = PassSize::of(&micro);
         let batch = micro.batch;
         let (read, loss_sum) = self.pass_context(has_samples).scope(|| {
             let outputs = task.forward(&self.model, &batch)?;
@@ -380,7 +381,6 @@ impl<T: Task> Stepper<T> {
         if has_samples {
             let read = read.into_iter().map(Tensor::inner).collect();
             let sum = loss_sum.clone().inner();
-            let size = (micro.num_samples, micro.weight);
             match &mut self.replica {
                 Replica::Host(host) => {
                     let pass = UnreadPass::new(read, sum, size);

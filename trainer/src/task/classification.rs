@@ -264,30 +264,28 @@ impl<F: ModelFamily> Task for Classification<F> {
         own.chain([("top1".to_owned(), false)]).collect()
     }
 
-    /// The logits, then the labels.
-    fn to_read(&self, logits: &Tensor<2>, batch: &DeviceBatch) -> Vec<Tensor<1>> {
-        let labels = batch.targets().labels.clone().float();
-        vec![logits.clone().flatten(0, 1), labels]
+    /// The logits.
+    fn to_read(&self, logits: &Tensor<2>, _batch: &DeviceBatch) -> Vec<Tensor<1>> {
+        vec![logits.clone().flatten(0, 1)]
     }
 
-    fn score(&self, read: &[Vec<f32>], Scores { sums, answers }: &mut Scores) {
-        let [logits, labels] = read else { return };
-        let labels: Vec<u32> = labels.iter().map(|label| *label as u32).collect();
+    fn score(&self, read: &[Vec<f32>], labels: &[u32], Scores { sums, answers }: &mut Scores) {
+        let [logits] = read else { return };
         let num_classes = logits.len() / labels.len().max(1);
-        let (top1, top5) = count_correct(logits, &labels, num_classes);
+        let (top1, top5) = count_correct(logits, labels, num_classes);
         sums.add("top1_correct", top1 as f64);
         sums.add("top5_correct", top5 as f64);
         let Some(answers) = answers else { return };
         for metric in &self.metrics {
             let mut own = vec![0.0; metric.num_sums()];
-            for (row, label) in logits.chunks_exact(num_classes).zip(&labels) {
+            for (row, label) in logits.chunks_exact(num_classes).zip(labels) {
                 metric.add(row, *label, &mut own);
             }
             for (index, sum) in own.into_iter().enumerate() {
                 sums.add_to(&metric.name(), index, sum);
             }
         }
-        for (row, &label) in logits.chunks_exact(num_classes).zip(&labels) {
+        for (row, &label) in logits.chunks_exact(num_classes).zip(labels) {
             *answers.entry((label, answer(row, label))).or_default() += 1;
         }
     }

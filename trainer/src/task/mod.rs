@@ -18,7 +18,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use clap::Args;
-use datasets::{Picture, Upload};
+use datasets::{MicroBatch, OnDevice, Picture, Upload};
 use distributed::Communicator;
 use distributed::replica::ParameterLayout;
 use serde::de::DeserializeOwned;
@@ -205,9 +205,9 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
         sums.collect()
     }
 
-    /// Adds a batch to the scores; `read` has the values of [`to_read`](Self::to_read). Default:
-    /// the sums of [`metrics`](Self::metrics).
-    fn score(&self, read: &[Vec<f32>], scores: &mut Scores) {
+    /// Adds a batch to the scores; `read` has the values of [`to_read`](Self::to_read), `labels` those
+    /// of the batch. Default: the sums of [`metrics`](Self::metrics).
+    fn score(&self, read: &[Vec<f32>], _labels: &[u32], scores: &mut Scores) {
         for (metric, values) in self.metrics().iter().zip(read) {
             for (index, value) in values.iter().enumerate() {
                 let value = f64::from(*value);
@@ -335,23 +335,39 @@ impl AddAssign for Scores {
 pub struct UnreadPass {
     read: Vec<TensorData>,
     loss_sum: TensorData,
-    num_samples: usize,
-    weight: f64,
+    size: PassSize,
+}
+
+/// The samples of a pass, as far as scores need them.
+#[derive(Clone, Debug)]
+pub struct PassSize {
+    /// Number of samples.
+    pub num_samples: usize,
+    /// Sum of their weights.
+    pub weight: f64,
+    /// [Labels](OnDevice::labels) of the batch.
+    pub labels: Vec<u32>,
+}
+
+impl PassSize {
+    /// Returns the size of a pass over this micro-batch.
+    pub fn of<B: OnDevice>(micro: &MicroBatch<B>) -> Self {
+        Self {
+            num_samples: micro.num_samples,
+            weight: micro.weight,
+            labels: micro.batch.labels(),
+        }
+    }
 }
 
 impl UnreadPass {
     /// Starts the computation on the device without waiting for a GPU. burn copies the results when
     /// they are read. All tensors are detached; `read` is that of [`Task::to_read`].
-    pub fn new(
-        read: Vec<Tensor<1>>,
-        loss_sum: Tensor<1>,
-        (num_samples, weight): (usize, f64),
-    ) -> Self {
+    pub fn new(read: Vec<Tensor<1>>, loss_sum: Tensor<1>, size: PassSize) -> Self {
         Self {
             read: read.into_iter().map(Tensor::into_data).collect(),
             loss_sum: loss_sum.into_data(),
-            num_samples,
-            weight,
+            size,
         }
     }
 
@@ -364,11 +380,11 @@ impl UnreadPass {
         let losses = floats(self.loss_sum)?;
         scores.sums += ScoreSums {
             loss_sum: losses.into_iter().map(f64::from).sum(),
-            num_samples: self.num_samples as u64,
-            weight: self.weight,
+            num_samples: self.size.num_samples as u64,
+            weight: self.size.weight,
             metrics: BTreeMap::new(),
         };
-        task.score(&read, scores);
+        task.score(&read, &self.size.labels, scores);
         Ok(())
     }
 }

@@ -66,7 +66,7 @@ class Gpt(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c_in, c_out, stride):
         super().__init__()
-        self.conv = nn.Conv2d(c_in, c_out, 3, stride, 1)
+        self.conv = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
         self.norm = nn.BatchNorm2d(c_out)
 
     def forward(self, x):
@@ -93,7 +93,7 @@ class UNet(nn.Module):
 class Heads(nn.Module):
     def __init__(self):
         super().__init__()
-        self.convs = nn.ModuleList([nn.Conv2d(c_in, c_out, 3, 2, 1) for c_in, c_out in ((1, 16), (16, 32))])
+        self.convs = nn.ModuleList([nn.Conv2d(c_in, c_out, 3, 2, 1, bias=False) for c_in, c_out in ((1, 16), (16, 32))])
         self.norms = nn.ModuleList([nn.BatchNorm2d(channels) for channels in (16, 32)])
         self.shapes = nn.Linear(32, 3)
         self.brightness = nn.Linear(32, 1)

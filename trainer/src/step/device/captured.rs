@@ -23,7 +23,7 @@ use super::placement::ORDER;
 use super::{DeviceReplica, Output, UnreadStep, clipped};
 use crate::measure::timer::Timer;
 use crate::step::config::{Clip, Step, StepConfig};
-use crate::task::{BatchOf, Task};
+use crate::task::{BatchOf, PassSize, Task};
 
 /// Steps of one shape before a step is captured: by then its kernels are chosen and compiled.
 const STEPS_BEFORE: usize = 3;
@@ -149,7 +149,7 @@ impl<T: Task> Capture<T> {
         let output = Output {
             read: made.read,
             loss_sum: made.loss_sum,
-            size: (batches[0].num_samples, batches[0].weight),
+            size: PassSize::of(&batches[0]),
         };
         replica.unread = Some(UnreadStep {
             step: step.context.step,

@@ -28,7 +28,7 @@ use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::floats;
 use crate::step::readback::Readback;
-use crate::task::{BatchOf, Scores, Task, UnreadPass};
+use crate::task::{BatchOf, PassSize, Scores, Task, UnreadPass};
 
 /// Steps whose results may be unread: the next one is queued while the device computes one.
 pub(super) const MOST_UNREAD: usize = 1;
@@ -58,8 +58,7 @@ pub(super) struct Output {
     /// As [`Task::to_read`] returned them.
     pub(super) read: Vec<Tensor<1>>,
     pub(super) loss_sum: Tensor<1>,
-    /// Number of samples and their weight.
-    pub(super) size: (usize, f64),
+    pub(super) size: PassSize,
 }
 
 /// A step that may turn out not to be finite.
