@@ -155,10 +155,12 @@ pub struct EpochRecord {
     pub train_top5: Option<f64>,
     /// Trained samples.
     pub train_num_samples: u64,
-    /// Count behind `train_top1`.
-    pub train_top1_correct: u64,
-    /// Count behind `train_top5`.
-    pub train_top5_correct: u64,
+    /// Count behind `train_top1`; absent if the task has no classes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_top1_correct: Option<u64>,
+    /// Count behind `train_top5`; absent as `train_top1_correct`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_top5_correct: Option<u64>,
     /// Metrics during the epoch by name, besides the loss and the accuracy; absent without them.
     #[serde(
         default,

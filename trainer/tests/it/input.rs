@@ -18,7 +18,10 @@ fn bits(run: &Run) -> (String, [u64; 2], [u64; 2]) {
     (
         run.parameter_hash(),
         losses,
-        [record.train_top1_correct, test.top1_correct.unwrap()],
+        [
+            record.train_top1_correct.unwrap(),
+            test.top1_correct.unwrap(),
+        ],
     )
 }
 
