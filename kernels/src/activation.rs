@@ -3,18 +3,19 @@
 //! In: any number of values. Out: as many values.
 //! Invariant: values are independent, so the bits do not depend on threads or instruction set.
 //!
-//! The backward pass reads the input, so the output need not be kept.
+//! The backward pass reads the input, so the output need not be kept. For sigmoid and tanh it reads
+//! the output, which spares the exponential.
 
 use rayon::prelude::*;
 
 use crate::Element;
-use crate::simd::{Isa, Task, exp, vectorized};
+use crate::simd::{Isa, Task, exp, exp_m1, vectorized};
 
 /// Values per piece.
 const PIECE_VALUES: usize = 1 << 14;
 
 /// Activation function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Function {
     /// max(x, 0); NaN stays NaN.
     Relu,
@@ -25,6 +26,27 @@ pub enum Function {
     Gelu,
     /// x / (1 + e^-x): Elfwing et al. 2017, arXiv 1702.03118.
     Silu,
+    /// 1 / (1 + e^-x), within 4 units in the last place; 0 below -87.
+    Sigmoid,
+    /// Hyperbolic tangent, within 4 units in the last place.
+    Tanh,
+    /// x above 0, else `slope` x, rounded once: Maas et al. 2013, "Rectifier Nonlinearities Improve
+    /// Neural Network Acoustic Models".
+    LeakyRelu {
+        /// Derivative at 0 and below.
+        slope: f32,
+    },
+    /// x min(max(x + 3, 0), 6) / 6: Howard et al. 2019, arXiv 1905.02244. Within 3 units in the
+    /// last place. Minus infinity gives 0, where PyTorch has NaN.
+    HardSwish,
+}
+
+impl Function {
+    /// Returns true if [`backward`] reads the output instead of the input.
+    #[must_use]
+    pub fn keeps_output(self) -> bool {
+        matches!(self, Self::Sigmoid | Self::Tanh)
+    }
 }
 
 /// Computes y = f(x).
@@ -52,16 +74,25 @@ pub fn forward<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
                 Function::Relu6 => each!(relu6),
                 Function::Gelu => each!(gelu),
                 Function::Silu => each!(silu),
+                Function::Sigmoid => each!(sigmoid),
+                Function::Tanh => each!(tanh),
+                Function::LeakyRelu { slope } => each!(|x| leaky_relu(x, slope, x)),
+                Function::HardSwish => each!(hard_swish),
             }
         });
 }
 
-/// Computes dx = f'(x) dy. The derivative of ReLU at 0 is 0, as in PyTorch.
+/// Computes dx = f'(x) dy. Derivatives at corners are PyTorch's: those of the left side, except
+/// for the upper corners of ReLU6 (0) and hard swish (1).
+///
+/// `kept`: x, or y for functions that [keep their output](Function::keeps_output). Their
+/// derivatives y (1 - y) and 1 - y² are within 5e-7.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
 #[inline(never)]
-pub fn backward<E: Element>(isa: Isa, function: Function, x: &[E], dy: &[E], dx: &mut [E]) {
+pub fn backward<E: Element>(isa: Isa, function: Function, kept: &[E], dy: &[E], dx: &mut [E]) {
+    let x = kept;
     assert!(
         x.len() == dy.len(),
         "activation: {} values of x but {} of dy",
@@ -89,6 +120,10 @@ pub fn backward<E: Element>(isa: Isa, function: Function, x: &[E], dy: &[E], dx:
             Function::Relu6 => each!(relu6_slope),
             Function::Gelu => each!(gelu_slope),
             Function::Silu => each!(silu_slope),
+            Function::Sigmoid => each!(sigmoid_slope),
+            Function::Tanh => each!(tanh_slope),
+            Function::LeakyRelu { slope } => each!(|x, dy| leaky_relu(x, slope, dy)),
+            Function::HardSwish => each!(hard_swish_slope),
         }
     });
 }
@@ -192,24 +227,87 @@ fn silu_slope(x: f32, dy: f32) -> f32 {
     dy * (share + inside * share * (1.0 - share))
 }
 
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    let share = 1.0 / (1.0 + exp(-x));
+    if x < -87.0 { 0.0 } else { share }
+}
+
+#[inline(always)]
+fn sigmoid_slope(y: f32, dy: f32) -> f32 {
+    dy * (y * (1.0 - y))
+}
+
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    let power = exp_m1(-2.0 * x.abs());
+    (-power / (2.0 + power)).copysign(x)
+}
+
+#[inline(always)]
+fn tanh_slope(y: f32, dy: f32) -> f32 {
+    dy * (1.0 - y * y)
+}
+
+/// Returns `value` where x is above 0, else `slope` times it.
+#[inline(always)]
+fn leaky_relu(x: f32, slope: f32, value: f32) -> f32 {
+    let below = slope * value;
+    if x > 0.0 { value } else { below }
+}
+
+#[inline(always)]
+fn hard_swish(x: f32) -> f32 {
+    let share = relu6(x + 3.0) * (1.0 / 6.0);
+    let value = x * share;
+    if x <= -3.0 { 0.0 } else { value }
+}
+
+#[inline(always)]
+fn hard_swish_slope(x: f32, dy: f32) -> f32 {
+    let inside = dy * (x * (1.0 / 3.0) + 0.5);
+    let below = if x <= -3.0 { 0.0 } else { inside };
+    if x >= 3.0 { dy } else { below }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tests::{same_everywhere, values};
     use half::bf16;
 
-    const ALL: [Function; 4] = [
+    const ALL: [Function; 8] = [
         Function::Relu,
         Function::Relu6,
         Function::Gelu,
         Function::Silu,
+        Function::Sigmoid,
+        Function::Tanh,
+        Function::LeakyRelu { slope: 0.01 },
+        Function::HardSwish,
     ];
+
+    /// Returns what the backward pass reads.
+    fn kept<'a, E>(function: Function, x: &'a [E], y: &'a [E]) -> &'a [E] {
+        if function.keeps_output() { y } else { x }
+    }
 
     /// The function and its derivative; the error function by its series and continued fraction.
     fn exact(function: Function, x: f64) -> [f64; 2] {
         let share = match function {
             Function::Relu => return if x > 0.0 { [x, 1.0] } else { [0.0, 0.0] },
             Function::Relu6 => return [x.clamp(0.0, 6.0), f64::from(u8::from(x > 0.0 && x < 6.0))],
+            Function::Sigmoid => {
+                let share = 1.0 / (1.0 + (-x).exp());
+                return [share, share / (1.0 + x.exp())];
+            }
+            Function::Tanh => return [x.tanh(), x.cosh().powi(-2)],
+            Function::LeakyRelu { .. } if x > 0.0 => return [x, 1.0],
+            Function::LeakyRelu { slope } => return [f64::from(slope) * x, f64::from(slope)],
+            Function::HardSwish if x.abs() >= 3.0 => {
+                return if x > 0.0 { [x, 1.0] } else { [0.0, 0.0] };
+            }
+            Function::HardSwish => return [x * (x + 3.0) / 6.0, x / 3.0 + 0.5],
             Function::Silu => 1.0 / (1.0 + (-x).exp()),
             Function::Gelu => {
                 // Simpson's rule from 0.
@@ -242,7 +340,7 @@ mod tests {
                 let mut y = vec![f32::NAN; x.len()];
                 let mut dx = vec![f32::NAN; x.len()];
                 forward(isa, function, &x, &mut y);
-                backward(isa, function, &x, &dy, &mut dx);
+                backward(isa, function, kept(function, &x, &y), &dy, &mut dx);
                 [y, dx]
             });
             for (index, &x) in x.iter().enumerate() {
@@ -263,26 +361,75 @@ mod tests {
     }
 
     #[test]
+    fn the_precise_functions_keep_their_digits_next_to_0_and_far_from_it() {
+        let small = (-100..0).map(|power| 2.0_f32.powi(power));
+        let x: Vec<f32> = (1..=870)
+            .map(|step| step as f32 / 10.0)
+            .chain(small)
+            .flat_map(|x| [x, -x])
+            .collect();
+        for (function, units) in [
+            (Function::Sigmoid, 4.0),
+            (Function::Tanh, 4.0),
+            (Function::LeakyRelu { slope: 0.2 }, 0.5),
+            (Function::HardSwish, 3.0),
+        ] {
+            let mut y = vec![f32::NAN; x.len()];
+            let mut dx = vec![f32::NAN; x.len()];
+            forward(Isa::detect(), function, &x, &mut y);
+            let ones = vec![1.0; x.len()];
+            backward(
+                Isa::detect(),
+                function,
+                kept(function, &x, &y),
+                &ones,
+                &mut dx,
+            );
+            for ((&x, &y), &dx) in x.iter().zip(&y).zip(&dx) {
+                let [value, slope] = exact(function, f64::from(x));
+                // A unit in the last place is up to EPSILON of the value.
+                let error = (f64::from(y) - value).abs();
+                assert!(
+                    error <= units * f64::from(f32::EPSILON) * value.abs(),
+                    "{function:?}({x}): {y} against {value}"
+                );
+                let error = (f64::from(dx) - slope).abs();
+                assert!(error <= 5e-7, "{function:?}'({x}): {dx} against {slope}");
+            }
+        }
+    }
+
+    #[test]
     fn infinities_have_their_limits_and_a_nan_stays_one() {
         let x = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -200.0, 200.0];
         for function in ALL {
             let mut y = [0.0; 5];
             let mut dx = [0.0; 5];
             forward(Isa::detect(), function, &x, &mut y);
-            backward(Isa::detect(), function, &x, &[1.0; 5], &mut dx);
-            let top = if function == Function::Relu6 {
-                [6.0, 6.0]
-            } else {
-                [f32::INFINITY, 200.0]
-            };
-            assert_eq!(
-                [y[0], y[3], y[1], y[4]],
-                [0.0, 0.0, top[0], top[1]],
-                "{function:?}"
+            backward(
+                Isa::detect(),
+                function,
+                kept(function, &x, &y),
+                &[1.0; 5],
+                &mut dx,
             );
+            let slope = match function {
+                Function::LeakyRelu { slope } => slope,
+                _ => 0.0,
+            };
+            let [bottom, top] = match function {
+                Function::Relu6 => [[0.0, 0.0], [6.0, 6.0]],
+                Function::Sigmoid => [[0.0, 0.0], [1.0, 1.0]],
+                Function::Tanh => [[-1.0, -1.0], [1.0, 1.0]],
+                Function::LeakyRelu { .. } => {
+                    [[f32::NEG_INFINITY, -200.0 * slope], [f32::INFINITY, 200.0]]
+                }
+                _ => [[0.0, 0.0], [f32::INFINITY, 200.0]],
+            };
+            assert_eq!([[y[0], y[3]], [y[1], y[4]]], [bottom, top], "{function:?}");
             assert!(y[2].is_nan());
             assert!(
-                dx[0].abs() < 1e-37 && dx[1] == dx[4],
+                (dx[0] - slope).abs() < 1e-37 && dx[1] == dx[4],
                 "{function:?}: {dx:?}"
             );
         }

@@ -3,7 +3,17 @@
 //! In: logits and targets `[N, K]`.
 //! Out: a sum, or gradients `[N, K]`.
 //! Invariant: operations are f64, in index order, with the functions of `libm`. So the bits do not
-//! depend on CPU, instruction set or C library.
+//! depend on CPU, instruction set or C library. Vectors compute the terms of several rows; each
+//! row's terms are added in order.
+
+use crate::simd::{EXP_F64_LIMIT, Isa, Task, exp_f64, vectorized};
+
+/// Rows whose sums are taken side by side, as an addition waits for the one before.
+const ROWS: usize = 4;
+/// Terms of a row that are computed before they are added.
+const BLOCK: usize = 64;
+/// Lanes of a maximum.
+const LANES: usize = 16;
 
 /// A loss of one row of logits z and targets t.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +31,24 @@ impl Loss {
     /// If the lengths differ, or are not a multiple of the number of classes.
     #[must_use]
     pub fn sum(self, logits: &[f32], targets: &[f32], num_classes: usize) -> f32 {
-        rows(logits, targets, num_classes)
-            .map(|(z, t)| self.of_row(z, t))
-            .sum::<f64>() as f32
+        check(logits, targets, num_classes);
+        let groups = logits
+            .chunks(ROWS * num_classes)
+            .zip(targets.chunks(ROWS * num_classes));
+        let of_rows = groups.flat_map(|(z, t)| {
+            let rows = z.len() / num_classes;
+            let losses = match self {
+                Self::SoftmaxCrossEntropy => {
+                    vectorized(Isa::detect(), SoftmaxLosses { z, t, rows })
+                }
+                Self::SigmoidCrossEntropy => sums(rows, [z, t], [0.0; ROWS], |_, z, t| {
+                    let loss = z.max(0.0) + libm::log1p(libm::exp(-z.abs()));
+                    loss - t * z
+                }),
+            };
+            losses.into_iter().take(rows)
+        });
+        of_rows.sum::<f64>() as f32
     }
 
     /// Computes the gradient of `scale` times [`Loss::sum`] with respect to the logits.
@@ -43,65 +68,193 @@ impl Loss {
             logits.len(),
             "loss: expected a gradient for each logit"
         );
+        check(logits, targets, num_classes);
         let scale = f64::from(scale);
-        for ((z, t), gradient) in
-            rows(logits, targets, num_classes).zip(gradient.chunks_exact_mut(num_classes))
-        {
-            let (log_total, weight) = match self {
+        let groups = logits
+            .chunks(ROWS * num_classes)
+            .zip(targets.chunks(ROWS * num_classes));
+        for ((z, t), gradient) in groups.zip(gradient.chunks_mut(ROWS * num_classes)) {
+            match self {
                 Self::SoftmaxCrossEntropy => {
-                    (log_sum_exp(z), t.iter().copied().map(f64::from).sum())
+                    let rows = z.len() / num_classes;
+                    let work = SoftmaxGradients {
+                        z,
+                        t,
+                        rows,
+                        scale,
+                        gradient,
+                    };
+                    vectorized(Isa::detect(), work);
                 }
-                Self::SigmoidCrossEntropy => (0.0, 1.0),
-            };
-            for ((z, t), gradient) in z.iter().zip(t).zip(gradient) {
-                let z = f64::from(*z);
-                let probability = match self {
-                    Self::SoftmaxCrossEntropy => libm::exp(z - log_total),
-                    Self::SigmoidCrossEntropy => 1.0 / (1.0 + libm::exp(-z)),
-                };
-                *gradient = (scale * (probability * weight - f64::from(*t))) as f32;
+                Self::SigmoidCrossEntropy => {
+                    for ((z, t), gradient) in z.iter().zip(t).zip(gradient) {
+                        let probability = 1.0 / (1.0 + libm::exp(-f64::from(*z)));
+                        *gradient = (scale * (probability - f64::from(*t))) as f32;
+                    }
+                }
             }
-        }
-    }
-
-    fn of_row(self, z: &[f32], t: &[f32]) -> f64 {
-        let terms = z.iter().zip(t).map(|(z, t)| (f64::from(*z), f64::from(*t)));
-        match self {
-            Self::SoftmaxCrossEntropy => {
-                let log_total = log_sum_exp(z);
-                terms.map(|(z, t)| t * (log_total - z)).sum()
-            }
-            Self::SigmoidCrossEntropy => terms
-                .map(|(z, t)| z.max(0.0) + libm::log1p(libm::exp(-z.abs())) - t * z)
-                .sum(),
         }
     }
 }
 
-fn rows<'a>(
-    logits: &'a [f32],
-    targets: &'a [f32],
-    num_classes: usize,
-) -> impl Iterator<Item = (&'a [f32], &'a [f32])> {
+fn check(logits: &[f32], targets: &[f32], num_classes: usize) {
     let num_logits = logits.len();
     let num_targets = targets.len();
     assert!(
-        num_logits == num_targets && num_logits.is_multiple_of(num_classes),
+        num_classes > 0 && num_logits == num_targets && num_logits.is_multiple_of(num_classes),
         "loss: expected as many targets as logits in rows of {num_classes}, got {num_targets} and {num_logits}"
     );
-    logits
-        .chunks_exact(num_classes)
-        .zip(targets.chunks_exact(num_classes))
 }
 
-fn log_sum_exp(row: &[f32]) -> f64 {
-    let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    largest + libm::log(row.iter().map(|z| libm::exp(f64::from(*z) - largest)).sum())
+/// The losses of up to [`ROWS`] rows.
+struct SoftmaxLosses<'a> {
+    z: &'a [f32],
+    t: &'a [f32],
+    rows: usize,
+}
+
+impl Task for SoftmaxLosses<'_> {
+    type Output = [f64; ROWS];
+
+    #[inline(always)]
+    fn run(self) -> [f64; ROWS] {
+        let Self { z, t, rows } = self;
+        let log_totals = log_sum_exp(rows, z);
+        sums(rows, [z, t], log_totals, |log_total, z, t| {
+            t * (log_total - z)
+        })
+    }
+}
+
+/// The gradients of up to [`ROWS`] rows.
+struct SoftmaxGradients<'a> {
+    z: &'a [f32],
+    t: &'a [f32],
+    rows: usize,
+    scale: f64,
+    gradient: &'a mut [f32],
+}
+
+impl Task for SoftmaxGradients<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self {
+            z,
+            t,
+            rows,
+            scale,
+            gradient,
+        } = self;
+        let log_totals = log_sum_exp(rows, z);
+        let weights = sums(rows, [z, t], [0.0; ROWS], |_, _, t| t);
+        let classes = z.len() / rows;
+        let all = z
+            .chunks_exact(classes)
+            .zip(t.chunks_exact(classes))
+            .zip(gradient.chunks_exact_mut(classes));
+        for (((z, t), gradient), (log_total, weight)) in
+            all.zip(log_totals.into_iter().zip(weights))
+        {
+            let blocks = z.chunks(BLOCK).zip(t.chunks(BLOCK));
+            for ((z, t), gradient) in blocks.zip(gradient.chunks_mut(BLOCK)) {
+                let mut probabilities = [0.0; BLOCK];
+                let probabilities = &mut probabilities[..z.len()];
+                powers(z, log_total, probabilities);
+                for ((t, probability), gradient) in t.iter().zip(probabilities).zip(gradient) {
+                    *gradient = (scale * (*probability * weight - f64::from(*t))) as f32;
+                }
+            }
+        }
+    }
+}
+
+/// Writes e^(z - shift), with the bits of `libm`.
+#[inline(always)]
+fn powers(z: &[f32], shift: f64, powers: &mut [f64]) {
+    let mut is_near = true;
+    for (power, z) in powers.iter_mut().zip(z) {
+        *power = f64::from(*z) - shift;
+        is_near &= power.abs() <= EXP_F64_LIMIT;
+    }
+    if is_near {
+        for power in powers {
+            *power = exp_f64(*power);
+        }
+    } else {
+        for power in powers {
+            *power = libm::exp(*power);
+        }
+    }
+}
+
+/// Returns the sum of the terms of each row, added in order, where `of` gets the row's value.
+#[inline(always)]
+fn sums(
+    rows: usize,
+    [z, t]: [&[f32]; 2],
+    of_row: [f64; ROWS],
+    of: impl Fn(f64, f64, f64) -> f64,
+) -> [f64; ROWS] {
+    added(rows, z.len() / rows, |row, columns, terms| {
+        let first = row * (z.len() / rows);
+        let here = first + columns.start..first + columns.end;
+        let values = z[here.clone()].iter().zip(&t[here]);
+        for (term, (z, t)) in terms.iter_mut().zip(values) {
+            *term = of(of_row[row], f64::from(*z), f64::from(*t));
+        }
+    })
+}
+
+/// Returns the logarithm of each row's sum of exponentials.
+#[inline(always)]
+fn log_sum_exp(rows: usize, z: &[f32]) -> [f64; ROWS] {
+    let classes = z.len() / rows;
+    let mut largest = [0.0; ROWS];
+    for (largest, z) in largest.iter_mut().zip(z.chunks_exact(classes)) {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for block in z.chunks(LANES) {
+            for (lane, z) in lanes.iter_mut().zip(block) {
+                *lane = lane.max(*z);
+            }
+        }
+        *largest = f64::from(lanes.into_iter().fold(f32::NEG_INFINITY, f32::max));
+    }
+    let totals = added(rows, classes, |row, columns, terms| {
+        powers(&z[row * classes..][columns], largest[row], terms);
+    });
+    std::array::from_fn(|row| largest[row] + libm::log(totals[row]))
+}
+
+/// Returns the sums of rows, given a function that writes terms of columns of a row.
+#[inline(always)]
+fn added(
+    rows: usize,
+    classes: usize,
+    mut terms: impl FnMut(usize, std::ops::Range<usize>, &mut [f64]),
+) -> [f64; ROWS] {
+    // As a sum of the standard library begins.
+    let mut sums = [-0.0; ROWS];
+    for first in (0..classes).step_by(BLOCK) {
+        let count = BLOCK.min(classes - first);
+        let mut blocks = [[0.0; BLOCK]; ROWS];
+        for (row, block) in blocks.iter_mut().enumerate().take(rows) {
+            terms(row, first..first + count, &mut block[..count]);
+        }
+        for column in 0..count {
+            for (sum, block) in sums.iter_mut().zip(&blocks) {
+                *sum += block[column];
+            }
+        }
+    }
+    sums
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::values;
 
     const LOSSES: [Loss; 2] = [Loss::SoftmaxCrossEntropy, Loss::SigmoidCrossEntropy];
     const LOGITS: [f32; 6] = [2.0, 0.5, -1.0, 30.0, -40.0, 0.0];
@@ -129,8 +282,7 @@ mod tests {
                 let beside = |step: f32| {
                     let mut logits = LOGITS;
                     logits[index] += step;
-                    let of_row = |(z, t): (&[f32], &[f32])| loss.of_row(z, t);
-                    rows(&logits, &TARGETS, 3).map(of_row).sum::<f64>()
+                    f64::from(loss.sum(&logits, &TARGETS, 3))
                 };
                 let expected = 0.5 * (beside(0.0625) - beside(-0.0625)) / 0.125;
                 assert!(
@@ -138,6 +290,44 @@ mod tests {
                     "{loss:?}, {index}: {got} against {expected}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn bits_are_those_of_plain_loops_over_rows() {
+        let log_sum_exp = |row: &[f32]| {
+            let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+            largest + libm::log(row.iter().map(|z| libm::exp(f64::from(*z) - largest)).sum())
+        };
+        for (rows, classes, factor) in [(1, 1, 1.0), (6, 10, 9.0), (9, 201, 5.0), (5, 70, 900.0)] {
+            let z: Vec<f32> = values(rows * classes, 1)
+                .iter()
+                .map(|z| factor * z)
+                .collect();
+            let t: Vec<f32> = values(rows * classes, 2).iter().map(|t| t.abs()).collect();
+            let mut gradient = vec![f32::NAN; z.len()];
+            let loss = Loss::SoftmaxCrossEntropy;
+            loss.gradient(0.25, &z, &t, classes, &mut gradient);
+            let mut total = 0.0;
+            let pairs = z.chunks_exact(classes).zip(t.chunks_exact(classes));
+            for ((z, t), gradient) in pairs.zip(gradient.chunks_exact(classes)) {
+                let log_total = log_sum_exp(z);
+                let terms = z
+                    .iter()
+                    .zip(t)
+                    .map(|(z, t)| f64::from(*t) * (log_total - f64::from(*z)));
+                total += terms.sum::<f64>();
+                let weight: f64 = t.iter().copied().map(f64::from).sum();
+                for ((z, t), gradient) in z.iter().zip(t).zip(gradient) {
+                    let probability = libm::exp(f64::from(*z) - log_total);
+                    let expected = 0.25 * (probability * weight - f64::from(*t));
+                    assert_eq!(gradient.to_bits(), (expected as f32).to_bits());
+                }
+            }
+            assert_eq!(
+                loss.sum(&z, &t, classes).to_bits(),
+                (total as f32).to_bits()
+            );
         }
     }
 

@@ -268,6 +268,10 @@ fn layer_norm_activations_attention_and_pools_allocate_nothing() {
             Function::Silu,
             Function::Relu,
             Function::Relu6,
+            Function::Sigmoid,
+            Function::Tanh,
+            Function::LeakyRelu { slope: 0.1 },
+            Function::HardSwish,
         ] {
             activation::forward(isa, function, &x, &mut y);
             activation::backward(isa, function, &x, &y, &mut dx);

@@ -1,4 +1,4 @@
-//! Elementwise functions: ReLU, ReLU6, GELU, SiLU.
+//! Elementwise functions: ReLU, leaky ReLU, ReLU6, GELU, SiLU, hard swish, sigmoid, tanh.
 //!
 //! In: features, or a tensor of any shape.
 //! Out: the same kind.
@@ -42,6 +42,14 @@ impl<const D: usize> Elementwise for Tensor<D> {
             }
             Function::Gelu => activation::gelu(self),
             Function::Silu => activation::silu(self),
+            Function::Sigmoid => activation::sigmoid(self),
+            Function::Tanh => activation::tanh(self),
+            Function::LeakyRelu { slope } => activation::leaky_relu(self, f64::from(slope)),
+            // burn's own has another derivative at its corners.
+            Function::HardSwish => {
+                let gate = self.clone().add_scalar(3.0).apply(Function::Relu6);
+                self * gate.div_scalar(6.0)
+            }
         }
     }
 }
@@ -78,4 +86,33 @@ pub fn gelu<T: Elementwise>(x: T) -> T {
 /// Returns `x / (1 + exp(-x))`, also named swish (Elfwing et al. 2017, arXiv 1702.03118).
 pub fn silu<T: Elementwise>(x: T) -> T {
     x.apply(Function::Silu)
+}
+
+/// Returns `1 / (1 + exp(-x))`.
+///
+/// On Flex it is within 4 units in the last place, and 0 below -87.
+pub fn sigmoid<T: Elementwise>(x: T) -> T {
+    x.apply(Function::Sigmoid)
+}
+
+/// Returns the hyperbolic tangent, on Flex within 4 units in the last place.
+pub fn tanh<T: Elementwise>(x: T) -> T {
+    x.apply(Function::Tanh)
+}
+
+/// Returns x where it is above 0, else `negative_slope * x` (Maas et al. 2013, "Rectifier
+/// Nonlinearities Improve Neural Network Acoustic Models").
+pub fn leaky_relu<T: Elementwise>(x: T, negative_slope: f64) -> T {
+    x.apply(Function::LeakyRelu {
+        slope: negative_slope as f32,
+    })
+}
+
+/// Returns `x * min(max(x + 3, 0), 6) / 6` (Howard et al. 2019, arXiv 1905.02244), on Flex within 3
+/// units in the last place.
+///
+/// # Differs from PyTorch
+/// On Flex minus infinity gives 0. PyTorch has NaN.
+pub fn hard_swish<T: Elementwise>(x: T) -> T {
+    x.apply(Function::HardSwish)
 }

@@ -28,7 +28,7 @@ mod with_gradient_hook;
 
 pub use attention::attention;
 pub use context::PassContext;
-pub use elementwise::{gelu, relu6, silu};
+pub use elementwise::{gelu, hard_swish, leaky_relu, relu6, sigmoid, silu, tanh};
 pub use fallback::fallback_ops;
 pub use features::{Features, in_activations, in_f32, relu};
 pub use layer_norm::{LayerNorm, LayerNormConfig};

@@ -33,7 +33,7 @@ pub(in crate::ops) fn forward<E: Activation>(
     }: &SingleOptions,
 ) -> SingleOutput<Flex> {
     let x = E::activations(input.clone());
-    let saved = SingleSaved::<Flex> {
+    let mut saved = SingleSaved::<Flex> {
         input,
         weight: weight.clone(),
     };
@@ -77,7 +77,11 @@ pub(in crate::ops) fn forward<E: Activation>(
         Operation::Activation(function) => {
             let mut y = ARENA.take::<E>(values.len());
             activation::forward(isa, function, values, &mut y);
-            tensor_of(y, x.shape())
+            let y = tensor_of(y, x.shape());
+            if function.keeps_output() {
+                saved.input = y.clone();
+            }
+            y
         }
         Operation::Attention { heads } => {
             let attention = attention_shape(&x, heads);
