@@ -11,8 +11,10 @@ use half::bf16;
 
 use crate::attention::Attention;
 use crate::conv2d::{Conv2d, bias_gradient};
+use crate::group_norm::GroupNorm;
 use crate::layer::Layer;
-use crate::{Element, activation, batch_norm, layer_norm, pool};
+use crate::softmax::Softmax;
+use crate::{Element, activation, batch_norm, copies, layer_norm, pool};
 
 #[used]
 static INSTANCES: fn() = || {
@@ -35,13 +37,22 @@ fn instances<E: Element>() {
         Conv2d::forward::<E> as *const (),
         Conv2d::data_gradient::<E> as *const (),
         Conv2d::weight_gradient::<E> as *const (),
+        copies::swap_axes::<E> as *const (),
+        copies::join::<E> as *const (),
+        copies::part::<E> as *const (),
+        GroupNorm::forward::<E> as *const (),
+        GroupNorm::backward::<E> as *const (),
         Layer::forward::<E> as *const (),
         Layer::backward::<E> as *const (),
         layer_norm::forward::<E> as *const (),
         layer_norm::backward::<E> as *const (),
         pool::global_average::<E> as *const (),
         pool::global_average_backward::<E> as *const (),
+        pool::halve::<E> as *const (),
+        pool::double::<E> as *const (),
         pool::max_pool::<E> as *const (),
         pool::max_pool_backward::<E> as *const (),
+        Softmax::forward::<E> as *const (),
+        Softmax::backward::<E> as *const (),
     ]);
 }

@@ -26,12 +26,15 @@ pub mod arena;
 pub mod attention;
 pub mod batch_norm;
 pub mod conv2d;
+pub mod copies;
+pub mod group_norm;
 pub mod layer;
 pub mod layer_norm;
 pub mod loss;
 pub mod optimizer;
 pub mod pool;
 pub mod scratch;
+pub mod softmax;
 
 mod element;
 mod instances;

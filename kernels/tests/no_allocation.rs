@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use kernels::activation::{self, Function};
-use kernels::attention::Attention;
+use kernels::attention::{Attention, Mask};
 use kernels::batch_norm::{
     self, Affine, Gate, Rectifier, Residual, ResidualGradient, Saved, ShortcutA,
 };
 use kernels::conv2d::{Algorithm, Conv2dShape};
+use kernels::group_norm::{self, GroupNorm};
 use kernels::layer::{Backward, Gradients, Input, Layer};
 use kernels::optimizer::adam::{self, AdamDirection, AdamWUpdate};
 use kernels::optimizer::lamb::{self, LambUpdate};
@@ -20,6 +21,7 @@ use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::pool::{self, MaxPoolShape};
 use kernels::scratch::Scratch;
 use kernels::simd::Isa;
+use kernels::softmax::Softmax;
 use kernels::{Storage, layer_norm};
 
 static NUM_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
@@ -248,6 +250,14 @@ fn layer_norm_activations_attention_and_pools_allocate_nothing() {
         height: 8,
         width: 8,
         channels: 16,
+        window: 3,
+    };
+    let small = MaxPoolShape { window: 2, ..pool };
+    let group_norm = GroupNorm {
+        pixels: 64,
+        channels: 16,
+        groups: 4,
+        epsilon: 1e-5,
     };
     let x = vec![0.25; 2 * 17 * 3 * 32];
     let [mut y, mut dx] = [(); 2].map(|()| vec![0.0; x.len()]);
@@ -277,10 +287,36 @@ fn layer_norm_activations_attention_and_pools_allocate_nothing() {
             activation::backward(isa, function, &x, &y, &mut dx);
         }
         let workspace = scratch.floats(attention.workspace_len());
-        attention.forward(isa, &x, &mut y[..attention.output_len()], workspace);
-        attention.backward(isa, &x, &y[..attention.output_len()], &mut dx, workspace);
+        for mask in [Mask::None, Mask::Causal] {
+            let y = &mut y[..attention.output_len()];
+            attention.forward(isa, &x, mask, y, workspace);
+            attention.backward(isa, &x, mask, y, &mut dx, workspace);
+        }
+        for is_log in [false, true] {
+            let softmax = Softmax {
+                channels: 32,
+                is_log,
+            };
+            let workspace = scratch.floats(softmax.workspace_len());
+            softmax.forward(isa, &x, &mut y, workspace);
+            softmax.backward(isa, &x, &y, &mut dx, workspace);
+        }
         let x = &x[..pool.input_len()];
+        let parameters = [&gamma[..16]; 2];
+        let workspace = scratch.floats(group_norm.workspace_len(2));
+        group_norm.forward(isa, x, parameters, &mut y[..x.len()], workspace);
+        let wanted = group_norm::Gradients {
+            dx: &mut dx[..x.len()],
+            d_gamma: &mut d_gamma[..16],
+            d_beta: &mut d_beta[..16],
+        };
+        group_norm.backward(isa, x, &gamma[..16], &y[..x.len()], wanted, workspace);
         let y = &mut y[..pool.output_len()];
+        let large = [2, 8, 8, 16];
+        pool::halve(isa, large, 0.25, x, y);
+        pool::double(isa, large, 0.25, y, &mut dx[..x.len()]);
+        pool::max_pool(isa, small, x, y, &mut taps);
+        pool::max_pool_backward(isa, small, y, &taps, &mut dx[..x.len()]);
         pool::max_pool(isa, pool, x, y, &mut taps);
         pool::max_pool_backward(isa, pool, y, &taps, &mut dx[..pool.input_len()]);
         pool::global_average(isa, x, 64, 16, &mut d_gamma);

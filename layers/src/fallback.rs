@@ -15,7 +15,7 @@ pub(crate) fn note(operation: String) {
         .insert(operation);
 }
 
-/// Returns the operations of this process that fell back to burn on Flex, such as "max pool 2x2,
+/// Returns the operations of this process that fell back to burn on Flex, such as "max pool 5x5,
 /// stride [2, 2]".
 ///
 /// A fallback is several times slower than a kernel. The trainer prints the list after its first

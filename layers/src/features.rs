@@ -22,7 +22,7 @@ use crate::context::PassContext;
 use crate::elementwise::Elementwise;
 use crate::layer::{Convolved, Normalised, Skip};
 use crate::norm::{expect_channels, expect_values, folded, takes_batch_statistics};
-use crate::ops::single::computes;
+use crate::ops::single::{Operation, computes, single};
 use crate::ops::{NormLink, stock};
 use kernels::activation::Function;
 use kernels::batch_norm::Rectifier;
@@ -163,6 +163,43 @@ impl Features {
     /// call.
     pub fn dims(&self) -> [usize; 4] {
         self.values().tensor.dims()
+    }
+
+    /// Returns the features one after the other along the channels, in the number format of the
+    /// first.
+    ///
+    /// # Shapes
+    /// Each `[N, H, W, C_i]`. Returns `[N, H, W, sum of C_i]`.
+    ///
+    /// # Panics
+    /// If there are no features, or other extents than channels differ.
+    pub fn cat(features: Vec<Self>) -> Self {
+        let tensors: Vec<Tensor<4>> = features.into_iter().map(Tensor::from).collect();
+        let first = tensors.first().expect("features: cat needs at least one");
+        let dtype = FloatDType::from(first.dtype());
+        let extents = first.dims();
+        let computation = PassContext::current().computation;
+        let is_ours = computes(first, &computation) && dtype != FloatDType::F16;
+        let tensors = tensors.into_iter().map(|tensor| {
+            let dims = tensor.dims();
+            assert!(
+                dims[..3] == extents[..3] && dims[3] > 0,
+                "features: cat: expected {:?} and channels, got {dims:?}",
+                &extents[..3]
+            );
+            tensor.cast(dtype)
+        });
+        if is_ours {
+            let join = |left: Tensor<4>, right: Tensor<4>| {
+                let right = Some(right.into_dispatch());
+                single(left, [right, None], Operation::Cat, computation.isa)
+            };
+            return tensors
+                .reduce(join)
+                .expect("features: cat needs at least one")
+                .into();
+        }
+        stock::cat(tensors.collect()).into()
     }
 
     /// Returns shortcut A: every second row and column, padded to `channels` channels with zeros,

@@ -14,6 +14,8 @@ mod context;
 mod elementwise;
 mod fallback;
 mod features;
+mod group_norm;
+mod interpolate;
 mod layer;
 mod layer_norm;
 mod local_norms;
@@ -22,21 +24,25 @@ mod modules;
 mod norm;
 mod ops;
 mod pooling;
+mod softmax;
 mod stochastic_depth;
 mod switches;
 mod with_gradient_hook;
 
-pub use attention::attention;
+pub use attention::{AttentionMask, attention, masked_attention};
 pub use context::PassContext;
 pub use elementwise::{gelu, hard_swish, leaky_relu, relu6, sigmoid, silu, tanh};
 pub use fallback::fallback_ops;
 pub use features::{Features, in_activations, in_f32, relu};
+pub use group_norm::{GroupNorm, GroupNormConfig};
+pub use interpolate::{Interpolate2d, Interpolate2dConfig, InterpolateMode};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d,
     MaxPool2dConfig, global_avg_pool,
 };
+pub use softmax::{log_softmax, softmax};
 pub use stochastic_depth::stochastic_depth;
 pub use with_gradient_hook::with_gradient_hook;
 

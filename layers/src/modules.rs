@@ -244,7 +244,7 @@ macro_rules! config_around {
 
             /// Returns the module, with parameters drawn from burn's random numbers.
             pub fn init(&self $(, $device: &Device)?) -> $module {
-                self.0.init($($device)?).into()
+                self.0.clone().init($($device)?).into()
             }
         }
     };

@@ -66,21 +66,26 @@ impl AdaptiveAvgPool2dConfig {
 }
 
 impl MaxPool2d {
-    /// Returns the maxima. Lockstep's kernel computes 3x3 windows with stride 2 and padding 1, as
-    /// in ResNets; burn's operation computes all others.
+    /// Returns the maxima. Lockstep's kernels compute windows with stride 2: 3x3 with padding 1, as
+    /// in ResNets, and 2x2 without padding. burn's operation computes all others.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
         let tensor = Tensor::from(features.into());
         let computation = PassContext::current().computation;
-        let is_ours = self.kernel_size == [3, 3]
+        let window = match self.padding {
+            PaddingConfig2d::Explicit(1, 1, 1, 1) => 3,
+            _ => 2,
+        };
+        let is_ours = self.kernel_size == [window; 2]
+            && (window == 3 || is_without_padding(&self.padding))
             && self.stride == [2, 2]
-            && self.padding == PaddingConfig2d::Explicit(1, 1, 1, 1)
             && self.dilation == [1, 1]
             && !self.ceil_mode;
         if is_ours && computes(&tensor, &computation) {
-            return single(tensor, [None, None], Operation::MaxPool, computation.isa).into();
+            let operation = Operation::MaxPool { window };
+            return single(tensor, [None, None], operation, computation.isa).into();
         }
         let [height, width] = self.kernel_size;
         let stride = self.stride;
@@ -93,17 +98,26 @@ impl MaxPool2d {
 }
 
 impl AvgPool2d {
-    /// Returns the means, computed with burn's operation.
+    /// Returns the means. Lockstep's kernel computes 2x2 windows with stride 2 without padding;
+    /// burn's operation computes all others.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
     pub fn forward(&self, features: impl Into<Features>) -> Features {
+        let tensor = Tensor::from(features.into());
+        let computation = PassContext::current().computation;
+        let is_ours = self.kernel_size == [2, 2]
+            && self.stride == [2, 2]
+            && is_without_padding(&self.padding)
+            && !self.ceil_mode;
+        if is_ours && computes(&tensor, &computation) {
+            let operation = Operation::AveragePool;
+            return single(tensor, [None, None], operation, computation.isa).into();
+        }
         let [height, width] = self.kernel_size;
         let stride = self.stride;
         let name = || format!("average pool {height}x{width}, stride {stride:?}");
-        by_burn(features.into().into(), name, |planes| {
-            self.0.forward(planes)
-        })
+        by_burn(tensor, name, |planes| self.0.forward(planes))
     }
 }
 
@@ -132,9 +146,16 @@ impl AdaptiveAvgPool2d {
     }
 }
 
+fn is_without_padding(padding: &PaddingConfig2d) -> bool {
+    matches!(
+        padding,
+        PaddingConfig2d::Valid | PaddingConfig2d::Explicit(0, 0, 0, 0)
+    )
+}
+
 /// Runs burn's operation on planes, and notes it as a fallback if Lockstep's kernels compute the
 /// rest.
-fn by_burn(
+pub(crate) fn by_burn(
     tensor: Tensor<4>,
     name: impl FnOnce() -> String,
     operation: impl FnOnce(Tensor<4>) -> Tensor<4>,

@@ -232,6 +232,7 @@ fn max_pool<E: Element>(bench: &Bench, num_images: usize, channels: usize) {
         height: 112,
         width: 112,
         channels,
+        window: 3,
     };
     let mut x = bench.values::<E>(shape.input_len());
     let mut y = bench.values::<E>(shape.output_len());

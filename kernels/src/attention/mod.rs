@@ -1,6 +1,6 @@
 //! Scaled dot-product attention for every image and head.
 //!
-//! In: queries, keys and values in one tensor, the output of one linear layer.
+//! In: queries, keys and values in one tensor, the output of one linear layer; a mask.
 //! Out: the attention output, or the gradient of queries, keys and values.
 //! Invariant: one thread computes an image, so the bits do not depend on threads. Scores of a head
 //! stay in the cache; the backward pass computes them again.
@@ -14,7 +14,7 @@ mod tests;
 use crate::Element;
 use crate::pieces::{SharedMut, elements, for_each_piece, slots_len};
 use crate::simd::{Isa, vectorized};
-use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, transpose};
+use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, Triangle, transpose};
 
 /// Queries, keys, values, two of these the other way round in turn, the gradient of the result, a
 /// result.
@@ -32,6 +32,19 @@ pub struct Attention {
     pub heads: usize,
     /// Length of a query, key or value. Scores are divided by its square root.
     pub width: usize,
+}
+
+/// The keys that a query sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Mask<'a> {
+    /// All keys.
+    #[default]
+    None,
+    /// Its own token and those before it. The other scores are not computed.
+    Causal,
+    /// Values `[images, tokens, tokens]` added to the scores, a row for each query; minus infinity
+    /// hides a key. A query that sees no key has the result 0, as in PyTorch.
+    Added(&'a [f32]),
 }
 
 impl Attention {
@@ -57,15 +70,22 @@ impl Attention {
         slots_len(rayon::current_num_threads(), self.slot_len())
     }
 
-    /// Computes softmax(q k^T / sqrt(width)) v.
+    /// Computes softmax(q k^T / sqrt(width) + mask) v.
     ///
     /// # Panics
     /// If `tokens`, `heads` or `width` is zero, a length differs from the shape, the workspace is
     /// too short for one thread, or the processor lacks `isa`.
     #[inline(never)]
-    pub fn forward<E: Element>(&self, isa: Isa, qkv: &[E], y: &mut [E], workspace: &mut [f32]) {
-        self.check(qkv.len(), y.len());
-        self.each_image(isa, qkv, None, y, workspace);
+    pub fn forward<E: Element>(
+        &self,
+        isa: Isa,
+        qkv: &[E],
+        mask: Mask<'_>,
+        y: &mut [E],
+        workspace: &mut [f32],
+    ) {
+        self.check(qkv.len(), mask, y.len());
+        self.each_image(isa, qkv, mask, None, y, workspace);
     }
 
     /// Computes the gradient `d_qkv`, in the layout of `qkv`, from the gradient of the result.
@@ -77,18 +97,19 @@ impl Attention {
         &self,
         isa: Isa,
         qkv: &[E],
+        mask: Mask<'_>,
         dy: &[E],
         d_qkv: &mut [E],
         workspace: &mut [f32],
     ) {
-        self.check(qkv.len(), dy.len());
+        self.check(qkv.len(), mask, dy.len());
         assert!(
             d_qkv.len() == qkv.len(),
             "attention: {} values but a gradient of {}",
             qkv.len(),
             d_qkv.len()
         );
-        self.each_image(isa, qkv, Some(dy), d_qkv, workspace);
+        self.each_image(isa, qkv, mask, Some(dy), d_qkv, workspace);
     }
 
     /// Writes the result of each image, or its gradient if `dy` is given.
@@ -96,6 +117,7 @@ impl Attention {
         &self,
         isa: Isa,
         qkv: &[E],
+        mask: Mask<'_>,
         dy: Option<&[E]>,
         written: &mut [E],
         workspace: &mut [f32],
@@ -114,6 +136,13 @@ impl Attention {
                 shape: self,
                 isa,
                 qkv: &qkv[index * 3 * image..][..3 * image],
+                mask: match mask {
+                    Mask::Added(all) => {
+                        let scores = self.tokens * self.tokens;
+                        Mask::Added(&all[index * scores..][..scores])
+                    }
+                    mask => mask,
+                },
                 dy: dy.map(|dy| &dy[index * image..][..image]),
                 written,
                 slot,
@@ -122,7 +151,7 @@ impl Attention {
         });
     }
 
-    fn check(&self, qkv: usize, output: usize) {
+    fn check(&self, qkv: usize, mask: Mask<'_>, output: usize) {
         for (name, extent) in [
             ("tokens", self.tokens),
             ("heads", self.heads),
@@ -143,6 +172,14 @@ impl Attention {
             "attention: expected {} queries, keys and values, got {qkv}",
             3 * expected
         );
+        if let Mask::Added(mask) = mask {
+            let expected = elements("attention: mask", &[self.images, self.tokens, self.tokens]);
+            assert!(
+                mask.len() == expected,
+                "attention: mask: expected {expected} values, got {}",
+                mask.len()
+            );
+        }
     }
 
     /// Tokens and width in whole blocks.
@@ -163,6 +200,7 @@ struct Image<'a, E> {
     shape: &'a Attention,
     isa: Isa,
     qkv: &'a [E],
+    mask: Mask<'a>,
     dy: Option<&'a [E]>,
     /// The result, or the gradient of queries, keys and values.
     written: &'a mut [E],
@@ -171,7 +209,7 @@ struct Image<'a, E> {
 
 impl<E: Element> Image<'_, E> {
     fn run(self) {
-        let Self { isa, qkv, .. } = self;
+        let Self { isa, qkv, mask, .. } = self;
         let Attention {
             tokens,
             heads,
@@ -181,6 +219,10 @@ impl<E: Element> Image<'_, E> {
         let [all_tokens, all_width] = self.shape.padded();
         let row = heads * width;
         let scale = 1.0 / (width as f32).sqrt();
+        let lower = |triangle| match mask {
+            Mask::Causal => triangle,
+            _ => Triangle::Whole,
+        };
         let (matrices, squares) = self.slot.split_at_mut(MATRICES * all_tokens * all_width);
         let (p, ds) = squares.split_at_mut(all_tokens * all_tokens);
         let mut parts = matrices.chunks_exact_mut(all_tokens * all_width);
@@ -210,9 +252,10 @@ impl<E: Element> Image<'_, E> {
                 rows: tokens,
                 columns: all_tokens,
                 depth: width,
+                triangle: lower(Triangle::Columns),
             });
         };
-        let to_width = |a: &[f32], strides, b: &[f32], c: &mut [f32]| {
+        let to_width = |a: &[f32], (strides, triangle), b: &[f32], c: &mut [f32]| {
             isa.run(Product {
                 a,
                 strides,
@@ -221,10 +264,11 @@ impl<E: Element> Image<'_, E> {
                 rows: tokens,
                 columns: all_width,
                 depth: tokens,
+                triangle,
             });
         };
-        let by_rows = [all_tokens, 1];
-        let by_columns = [1, all_tokens];
+        let by_rows = ([all_tokens, 1], lower(Triangle::DepthTo));
+        let by_columns = ([1, all_tokens], lower(Triangle::DepthFrom));
         for head in 0..heads {
             let part = |index: usize| (index * heads + head) * width;
             gather(qkv, 3 * row, part(0), q, scale);
@@ -236,6 +280,7 @@ impl<E: Element> Image<'_, E> {
                 isa,
                 Softmax {
                     p: &mut *p,
+                    mask,
                     tokens,
                     stride: all_tokens,
                 },
@@ -269,6 +314,7 @@ impl<E: Element> Image<'_, E> {
                 SoftmaxGradient {
                     p,
                     ds: &mut *ds,
+                    is_causal: mask == Mask::Causal,
                     tokens,
                     stride: all_tokens,
                 },

@@ -3,6 +3,9 @@
 //! In and out: f32 matrices, padded with zeros to whole blocks.
 //! Invariant: only products differ between instruction sets, by rounding.
 
+use std::ops::Range;
+
+use super::Mask;
 use crate::Element;
 use crate::simd::{GenericWork, Kernel, Simd, Task, exp};
 
@@ -85,6 +88,18 @@ pub(super) fn transpose(from: &[f32], from_stride: usize, to: &mut [f32], to_str
     }
 }
 
+/// The part of a product that is computed, if the scores above the diagonal are zeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Triangle {
+    Whole,
+    /// Columns of c up to the row's number, in whole blocks.
+    Columns,
+    /// Terms up to the row's number, in whole blocks.
+    DepthTo,
+    /// Terms from the row's number on, in whole blocks.
+    DepthFrom,
+}
+
 /// c = a b: a by strides of row and column, of which the rows are filled up to whole blocks;
 /// `columns` are whole blocks, and the rows of b and c are as long.
 pub(super) struct Product<'a> {
@@ -95,6 +110,7 @@ pub(super) struct Product<'a> {
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) depth: usize,
+    pub(super) triangle: Triangle,
 }
 
 impl GenericWork for Product<'_> {
@@ -141,13 +157,22 @@ impl Product<'_> {
         for row in (0..self.rows).step_by(R) {
             let row = row.min(all_rows - R);
             let mut column = 0;
-            while column < self.columns {
+            let end = row + R;
+            let mut columns = self.columns;
+            let mut terms = 0..self.depth;
+            match self.triangle {
+                Triangle::Whole => {}
+                Triangle::Columns => columns = columns.min(end.next_multiple_of(COLUMNS)),
+                Triangle::DepthTo => terms.end = terms.end.min(end),
+                Triangle::DepthFrom => terms.start = terms.end.min(row),
+            }
+            while column < columns {
                 // SAFETY: rows and columns are whole blocks, and all of them lie inside the slices.
                 unsafe {
-                    if column + 2 * S::LANES <= self.columns {
-                        self.block::<S, R, 2>(row, column);
+                    if column + 2 * S::LANES <= columns {
+                        self.block::<S, R, 2>(row, column, terms.clone());
                     } else {
-                        self.block::<S, R, 1>(row, column);
+                        self.block::<S, R, 1>(row, column, terms.clone());
                     }
                 }
                 column += 2 * S::LANES;
@@ -164,14 +189,21 @@ impl Product<'_> {
         &mut self,
         row: usize,
         column: usize,
+        terms: Range<usize>,
     ) {
         let [row_stride, column_stride] = self.strides;
         // SAFETY: the caller's contract.
         unsafe {
             let mut sums = [[S::zero(); NV]; R];
-            let mut a = self.a.as_ptr().add(row * row_stride);
-            let mut b = self.b.as_ptr().add(column);
-            for _ in 0..self.depth {
+            let mut a = self
+                .a
+                .as_ptr()
+                .wrapping_add(row * row_stride + terms.start * column_stride);
+            let mut b = self
+                .b
+                .as_ptr()
+                .wrapping_add(column + terms.start * self.columns);
+            for _ in terms {
                 let mut values = [S::zero(); NV];
                 for (v, value) in values.iter_mut().enumerate() {
                     *value = S::load(b.add(v * S::LANES));
@@ -195,10 +227,12 @@ impl Product<'_> {
     }
 }
 
-/// Each of the first `tokens` rows becomes e^x over the sum of them; zeros beyond, but in a row
-/// that has a NaN.
+/// Each of the first `tokens` rows becomes e^x over the sum of them; zeros beyond and where the
+/// mask hides a key, but in a row that has a NaN.
 pub(super) struct Softmax<'a> {
     pub(super) p: &'a mut [f32],
+    /// Mask of the image.
+    pub(super) mask: Mask<'a>,
     pub(super) tokens: usize,
     pub(super) stride: usize,
 }
@@ -213,18 +247,44 @@ impl Task for Softmax<'_> {
                 row.fill(0.0);
                 continue;
             }
+            let count = seen(self.mask == Mask::Causal, index, self.tokens);
             // In whole blocks: the padding counts as nothing compared with the largest value, whose
             // e^0 is 1.
-            row[self.tokens..].fill(f32::NEG_INFINITY);
-            let largest = lanes(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-            for block in row.as_chunks_mut::<COLUMNS>().0 {
-                for value in block {
-                    *value = exp(*value - largest);
+            let (row, hidden) = row.split_at_mut(count.next_multiple_of(COLUMNS));
+            hidden.fill(0.0);
+            row[count..].fill(f32::NEG_INFINITY);
+            if let Mask::Added(mask) = self.mask {
+                for (value, mask) in row.iter_mut().zip(&mask[index * count..][..count]) {
+                    *value += mask;
                 }
             }
-            let factor = 1.0 / lanes(row, 0.0, |a, b| a + b);
+            let largest = lanes(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+            let mut factor = 1.0;
+            if let Mask::Added(_) = self.mask {
+                let largest = if largest == f32::NEG_INFINITY {
+                    0.0
+                } else {
+                    largest
+                };
+                for block in row.as_chunks_mut::<COLUMNS>().0 {
+                    for value in block {
+                        let below = *value - largest;
+                        let power = exp(below);
+                        *value = if below < -87.0 { 0.0 } else { power };
+                    }
+                }
+                let sum = lanes(row, 0.0, |a, b| a + b);
+                factor /= if sum == 0.0 { 1.0 } else { sum };
+            } else {
+                for block in row.as_chunks_mut::<COLUMNS>().0 {
+                    for value in block {
+                        *value = exp(*value - largest);
+                    }
+                }
+                factor /= lanes(row, 0.0, |a, b| a + b);
+            }
             // Before they become subnormal, which takes long.
-            row[self.tokens..].fill(0.0);
+            row[count..].fill(0.0);
             for value in row.iter_mut() {
                 *value *= factor;
             }
@@ -236,6 +296,7 @@ impl Task for Softmax<'_> {
 pub(super) struct SoftmaxGradient<'a> {
     pub(super) p: &'a [f32],
     pub(super) ds: &'a mut [f32],
+    pub(super) is_causal: bool,
     pub(super) tokens: usize,
     pub(super) stride: usize,
 }
@@ -254,6 +315,10 @@ impl Task for SoftmaxGradient<'_> {
                 ds.fill(0.0);
                 continue;
             }
+            let count = seen(self.is_causal, index, self.tokens).next_multiple_of(COLUMNS);
+            let (ds, hidden) = ds.split_at_mut(count);
+            hidden.fill(0.0);
+            let p = &p[..count];
             let mut sums = [0.0; COLUMNS];
             for (p, ds) in p.chunks_exact(COLUMNS).zip(ds.chunks_exact(COLUMNS)) {
                 for lane in 0..COLUMNS {
@@ -266,6 +331,12 @@ impl Task for SoftmaxGradient<'_> {
             }
         }
     }
+}
+
+/// Returns the number of keys that a query sees, or may see.
+#[inline(always)]
+fn seen(is_causal: bool, query: usize, tokens: usize) -> usize {
+    if is_causal { query + 1 } else { tokens }
 }
 
 /// Returns a sum or maximum of a row of whole blocks in lanes of a block.

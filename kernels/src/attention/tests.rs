@@ -31,7 +31,8 @@ const SHAPES: [Attention; 4] = [
     },
 ];
 
-fn reference(shape: &Attention, qkv: &[f64]) -> Vec<f64> {
+/// The result of f64 loops. A query without a visible key has the result 0.
+fn reference(shape: &Attention, qkv: &[f64], mask: Mask<'_>) -> Vec<f64> {
     let Attention {
         images,
         tokens,
@@ -53,9 +54,17 @@ fn reference(shape: &Attention, qkv: &[f64]) -> Vec<f64> {
                     .map(|(q, k)| q * k)
                     .sum::<f64>()
             })
-            .map(|score| (score / (width as f64).sqrt()).exp())
+            .enumerate()
+            .map(|(token, score)| {
+                let mask = match mask {
+                    Mask::Causal if token > row => f64::NEG_INFINITY,
+                    Mask::Added(mask) => f64::from(mask[(image * tokens + row) * tokens + token]),
+                    _ => 0.0,
+                };
+                (score / (width as f64).sqrt() + mask).exp()
+            })
             .collect();
-        let total: f64 = scores.iter().sum();
+        let total = scores.iter().sum::<f64>().max(f64::MIN_POSITIVE);
         for (token, score) in scores.iter().enumerate() {
             for column in 0..width {
                 y[((image * tokens + row) * heads + head) * width + column] +=
@@ -66,12 +75,29 @@ fn reference(shape: &Attention, qkv: &[f64]) -> Vec<f64> {
     y
 }
 
-fn run<E: Element>(shape: &Attention, isa: Isa, qkv: &[E], dy: &[E]) -> [Vec<E>; 2] {
+/// Values of which some hide a key, and all keys of the first query.
+fn added(shape: &Attention) -> Vec<f32> {
+    let mut mask = values(shape.images * shape.tokens * shape.tokens, 9);
+    for (index, value) in mask.iter_mut().enumerate() {
+        if *value > 0.5 || index < shape.tokens {
+            *value = f32::NEG_INFINITY;
+        }
+    }
+    mask
+}
+
+fn run<E: Element>(
+    shape: &Attention,
+    isa: Isa,
+    qkv: &[E],
+    mask: Mask<'_>,
+    dy: &[E],
+) -> [Vec<E>; 2] {
     let mut y = vec![E::default(); dy.len()];
     let mut d_qkv = vec![E::default(); qkv.len()];
     let mut workspace = vec![f32::NAN; shape.workspace_len()];
-    shape.forward(isa, qkv, &mut y, &mut workspace);
-    shape.backward(isa, qkv, dy, &mut d_qkv, &mut workspace);
+    shape.forward(isa, qkv, mask, &mut y, &mut workspace);
+    shape.backward(isa, qkv, mask, dy, &mut d_qkv, &mut workspace);
     [y, d_qkv]
 }
 
@@ -83,15 +109,18 @@ fn attention_equals_the_reference_and_does_not_depend_on_threads() {
             .map(|value| 3.0 * value)
             .collect();
         let dy = values(shape.output_len(), 2);
-        let expected = reference(&shape, &doubles(&qkv));
-        for isa in Isa::available() {
-            let [one, three] = [1, 3].map(|threads| {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-                pool.expect("threads can be started")
-                    .install(|| run(&shape, isa, &qkv, &dy))
-            });
-            assert_eq!(one, three, "{isa:?}");
-            assert_close(&format!("{shape:?}, {isa:?}"), &one[0], &expected, 5e-6);
+        let added = added(&shape);
+        for mask in [Mask::None, Mask::Causal, Mask::Added(&added)] {
+            let expected = reference(&shape, &doubles(&qkv), mask);
+            for isa in Isa::available() {
+                let [one, three] = [1, 3].map(|threads| {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+                    pool.expect("threads can be started")
+                        .install(|| run(&shape, isa, &qkv, mask, &dy))
+                });
+                assert_eq!(one, three, "{isa:?}");
+                assert_close(&format!("{shape:?}, {isa:?}"), &one[0], &expected, 5e-6);
+            }
         }
     }
 }
@@ -101,20 +130,21 @@ fn its_gradient_is_that_of_finite_differences() {
     for shape in &SHAPES[..2] {
         let qkv = values(3 * shape.output_len(), 3);
         let dy = values(shape.output_len(), 4);
-        let [_, d_qkv] = run(shape, Isa::detect(), &qkv, &dy);
-        let loss = |qkv: &[f64]| {
-            reference(shape, qkv)
-                .iter()
-                .zip(&dy)
-                .map(|(y, dy)| y * f64::from(*dy))
-                .sum::<f64>()
-        };
-        assert_close(
-            &format!("{shape:?}"),
-            &d_qkv,
-            &finite_differences(&doubles(&qkv), loss),
-            1e-5,
-        );
+        let added = added(shape);
+        for mask in [Mask::None, Mask::Causal, Mask::Added(&added)] {
+            let loss = |qkv: &[f64]| {
+                reference(shape, qkv, mask)
+                    .iter()
+                    .zip(&dy)
+                    .map(|(y, dy)| y * f64::from(*dy))
+                    .sum::<f64>()
+            };
+            let expected = finite_differences(&doubles(&qkv), loss);
+            for isa in Isa::available() {
+                let [_, d_qkv] = run(shape, isa, &qkv, mask, &dy);
+                assert_close(&format!("{shape:?}, {isa:?}"), &d_qkv, &expected, 1e-5);
+            }
+        }
     }
 }
 
@@ -123,9 +153,11 @@ fn attention_of_bf16_is_that_of_the_widened_values_rounded() {
     let shape = SHAPES[2];
     let qkv = rounded(&values(3 * shape.output_len(), 5));
     let dy = rounded(&values(shape.output_len(), 6));
-    let found: [Vec<bf16>; 2] = run(&shape, Isa::detect(), &qkv, &dy);
-    let expected = run(&shape, Isa::detect(), &widened(&qkv), &widened(&dy));
-    assert_eq!(found, expected.map(|values| rounded(&values)));
+    for mask in [Mask::None, Mask::Causal] {
+        let found: [Vec<bf16>; 2] = run(&shape, Isa::detect(), &qkv, mask, &dy);
+        let expected = run(&shape, Isa::detect(), &widened(&qkv), mask, &widened(&dy));
+        assert_eq!(found, expected.map(|values| rounded(&values)));
+    }
 }
 
 #[test]
@@ -138,5 +170,11 @@ fn extents_whose_product_wraps_are_refused() {
         heads: 2,
         width: 1,
     };
-    shape.forward(Isa::detect(), &[0.0; 6], &mut [0.0; 2], &mut [0.0; 4096]);
+    shape.forward(
+        Isa::detect(),
+        &[0.0; 6],
+        Mask::None,
+        &mut [0.0; 2],
+        &mut [0.0; 4096],
+    );
 }

@@ -1,7 +1,7 @@
-//! Max pooling of 3x3 windows, stride 2, padding 1.
+//! Max pooling with stride 2, of 3x3 windows with padding 1 or of 2x2 windows.
 //!
 //! In: `[N, H, W, C]`.
-//! Out: `[N, (H+1)/2, (W+1)/2, C]` and the tap (0..9, row by row) of each maximum.
+//! Out: `[N, H_out, W_out, C]` and the tap (row by row) of each maximum.
 //! Invariant: as in PyTorch, the first of equal values is chosen, and NaN before all others.
 
 use rayon::prelude::*;
@@ -14,7 +14,7 @@ use crate::simd::{Isa, Task, vectorized};
 /// Channels whose sums stay in registers.
 const BLOCK: usize = 16;
 
-/// Shape of the input `[N, H, W, C]`.
+/// Shape of the input `[N, H, W, C]`, and the windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxPoolShape {
     /// Images.
@@ -25,17 +25,31 @@ pub struct MaxPoolShape {
     pub width: usize,
     /// Channels.
     pub channels: usize,
+    /// Side of a window: 3 with padding 1, or 2 without padding.
+    pub window: usize,
 }
 
 impl MaxPoolShape {
     /// Returns the height of the output.
     pub fn height_out(&self) -> usize {
-        self.height.div_ceil(2)
+        self.extent_out(self.height)
     }
 
     /// Returns the width of the output.
     pub fn width_out(&self) -> usize {
-        self.width.div_ceil(2)
+        self.extent_out(self.width)
+    }
+
+    fn extent_out(&self, extent: usize) -> usize {
+        (extent + self.window - 2) / 2
+    }
+
+    fn check(&self) {
+        assert!(
+            matches!(self.window, 2 | 3),
+            "pool: window: expected 2 or 3, got {}",
+            self.window
+        );
     }
 
     /// Returns the number of values of the input.
@@ -66,15 +80,16 @@ impl MaxPoolShape {
     }
 }
 
-/// Computes the maxima, and the tap 3·row + column of each for the backward pass.
+/// Computes the maxima, and the tap window·row + column of each for the backward pass.
 ///
 /// # Shapes
-/// `x`: `[N, H, W, C]`. `y`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`.
+/// `x`: `[N, H, W, C]`. `y`, `taps`: `[N, H_out, W_out, C]`.
 ///
 /// # Panics
-/// If a length differs, or the processor lacks `isa`.
+/// If a length differs, the window has another side, or the processor lacks `isa`.
 #[inline(never)]
 pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E], taps: &mut [u8]) {
+    shape.check();
     assert_len("x", x.len(), shape.input_len());
     assert_len("y", y.len(), shape.output_len());
     assert_len("taps", taps.len(), shape.output_len());
@@ -107,10 +122,10 @@ pub fn max_pool<E: Element>(isa: Isa, shape: MaxPoolShape, x: &[E], y: &mut [E],
 /// Computes the gradient of the input: the gradient of a window goes to its maximum.
 ///
 /// # Shapes
-/// `dy`, `taps`: `[N, (H+1)/2, (W+1)/2, C]`. `dx`: `[N, H, W, C]`, every value written.
+/// `dy`, `taps`: `[N, H_out, W_out, C]`. `dx`: `[N, H, W, C]`, every value written.
 ///
 /// # Panics
-/// If a length differs, or the processor lacks `isa`.
+/// If a length differs, the window has another side, or the processor lacks `isa`.
 #[inline(never)]
 pub fn max_pool_backward<E: Element>(
     isa: Isa,
@@ -119,6 +134,7 @@ pub fn max_pool_backward<E: Element>(
     taps: &[u8],
     dx: &mut [E],
 ) {
+    shape.check();
     assert_len("dx", dx.len(), shape.input_len());
     assert_len("dy", dy.len(), shape.output_len());
     assert_len("taps", taps.len(), shape.output_len());
@@ -165,6 +181,7 @@ impl<E: Element> Task for OutputRow<'_, E> {
                     height,
                     width,
                     channels,
+                    window: side,
                     ..
                 },
             x,
@@ -172,6 +189,7 @@ impl<E: Element> Task for OutputRow<'_, E> {
             y,
             taps,
         } = self;
+        let padding = side - 2;
         let pixels = y
             .chunks_exact_mut(channels)
             .zip(taps.chunks_exact_mut(channels))
@@ -179,11 +197,12 @@ impl<E: Element> Task for OutputRow<'_, E> {
         for (column, (y, taps)) in pixels {
             let mut window: [(&[E], u8); 9] = [(&[], 0); 9];
             let mut count = 0;
-            for tap in 0..9 {
-                let source_row = 2 * row + tap / 3;
-                let source_column = 2 * column + tap % 3;
-                if (1..=height).contains(&source_row) && (1..=width).contains(&source_column) {
-                    let at = ((source_row - 1) * width + source_column - 1) * channels;
+            for tap in 0..side * side {
+                let source_row = 2 * row + tap / side;
+                let source_column = 2 * column + tap % side;
+                let inside = |at, extent| (padding..extent + padding).contains(&at);
+                if inside(source_row, height) && inside(source_column, width) {
+                    let at = ((source_row - padding) * width + source_column - padding) * channels;
                     window[count] = (&x[at..at + channels], tap as u8);
                     count += 1;
                 }
@@ -250,6 +269,14 @@ impl<E: Element> Task for InputRow<'_, E> {
     #[inline(always)]
     fn run(self) {
         let channels = self.shape.channels;
+        let side = self.shape.window;
+        let windows = |position, count| match side {
+            2 => [
+                (position / 2 < count).then_some((position / 2, position % 2)),
+                None,
+            ],
+            _ => windows(position, count),
+        };
         for (column, dx) in self.dx.chunks_exact_mut(channels).enumerate() {
             let mut chosen: [Window<'_, E>; 4] = [(&[], &[], 0); 4];
             let mut count = 0;
@@ -266,7 +293,7 @@ impl<E: Element> Task for InputRow<'_, E> {
                     chosen[count] = (
                         &self.dy[range.clone()],
                         &self.taps[range],
-                        (3 * tap_row + tap_column) as u8,
+                        (side * tap_row + tap_column) as u8,
                     );
                     count += 1;
                 }
@@ -305,7 +332,7 @@ fn gather<E: Element, const N: usize>(windows: &[Window<'_, E>], first: usize, d
     }
 }
 
-/// Returns the windows that contain `position`, each with the tap at which it does.
+/// Returns the 3x3 windows that contain `position`, each with the tap at which it does.
 #[inline(always)]
 fn windows(position: usize, count: usize) -> [Option<(usize, usize)>; 2] {
     let window = position / 2;

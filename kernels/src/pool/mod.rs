@@ -1,8 +1,7 @@
-//! Global average pooling, and max pooling of 3x3 windows with stride 2 and padding 1;
-//! channels-last.
+//! Pools, channels-last: the mean over all pixels, maxima of 3x3 and 2x2 windows with stride 2,
+//! sums of 2x2 windows and their transpose.
 //!
-//! In: `[N, H, W, C]`. Out: `[N, C]`, or `[N, (H+1)/2, (W+1)/2, C]` with the position of each
-//! maximum.
+//! In: `[N, H, W, C]`. Out: `[N, C]`, or `[N, H_out, W_out, C]`, for maxima with their positions.
 //! Invariant: one thread computes an output value in a fixed order, so the bits do not depend on
 //! the number of threads. The backward pass of max pooling gathers: an input pixel adds the
 //! gradients of up to four windows whose maximum it is. So no value is cleared first or written
@@ -11,12 +10,14 @@
 //! table 1. Plain versions: `reference`.
 
 mod average;
+mod halve;
 mod max;
 
 #[cfg(test)]
 mod tests;
 
 pub use average::{global_average, global_average_backward};
+pub use halve::{double, halve};
 pub use max::{MaxPoolShape, max_pool, max_pool_backward};
 
 fn assert_len(what: &str, got: usize, expected: usize) {

@@ -30,9 +30,13 @@ pub(crate) enum Kernel {
     Attention,
     MaxPool,
     Loss,
+    GroupNorm,
+    Softmax,
+    Resampling,
+    Copies,
 }
 
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 20] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
@@ -49,6 +53,10 @@ const NAMES: [&str; 16] = [
     "attention, gradients",
     "max pool, gradients",
     "loss, gradients",
+    "group norm, gradients",
+    "softmax, gradients",
+    "average pool, upsampling, gradients",
+    "copies of features",
 ];
 
 static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];

@@ -67,6 +67,12 @@ pub(crate) fn binary(
     to_channels_last(operation(to_planes(left), to_planes(right)))
 }
 
+/// Returns tensors one after the other along the channels.
+pub(crate) fn cat(tensors: Vec<Tensor<4>>) -> Tensor<4> {
+    let planes = tensors.into_iter().map(to_planes).collect();
+    to_channels_last(Tensor::cat(planes, 1))
+}
+
 /// Returns `input * scale + shift`, per channel.
 pub(crate) fn scale_shift(input: Tensor<4>, scale: Tensor<1>, shift: Tensor<1>) -> Tensor<4> {
     let [channels] = scale.dims();

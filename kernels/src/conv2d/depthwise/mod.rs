@@ -148,7 +148,7 @@ impl DepthwisePlan {
 
 /// Returns whether there are kernels of that side.
 pub(super) fn has_kernel(side: usize) -> bool {
-    matches!(side, 3 | 5 | 7)
+    matches!(side, 3 | 5 | 7 | 9)
 }
 
 /// Calls a kernel of constant side and stride.
@@ -159,8 +159,10 @@ macro_rules! vectorize_sized {
             (3, _) => $simd::vectorize($kernel::<_, 3, 2>($work)),
             (5, 1) => $simd::vectorize($kernel::<_, 5, 1>($work)),
             (5, _) => $simd::vectorize($kernel::<_, 5, 2>($work)),
-            (_, 1) => $simd::vectorize($kernel::<_, 7, 1>($work)),
-            _ => $simd::vectorize($kernel::<_, 7, 2>($work)),
+            (7, 1) => $simd::vectorize($kernel::<_, 7, 1>($work)),
+            (7, _) => $simd::vectorize($kernel::<_, 7, 2>($work)),
+            (_, 1) => $simd::vectorize($kernel::<_, 9, 1>($work)),
+            _ => $simd::vectorize($kernel::<_, 9, 2>($work)),
         }
     };
 }

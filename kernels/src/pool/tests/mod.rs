@@ -35,10 +35,41 @@ proptest! {
     }
 
     #[test]
-    fn maxima_and_their_gradient_equal_the_reference(
-        num_images in 1..4usize, height in 1..12usize, width in 1..12usize, channels in 1..70usize, seed in 0..1000u64,
+    fn sums_of_2x2_windows_and_their_transpose_equal_the_reference(
+        images in 1..4usize, height in 1..10usize, width in 1..10usize, channels in 1..70usize, seed in 0..1000u64,
     ) {
-        let shape = MaxPoolShape { num_images, height, width, channels };
+        let large = [images, height, width, channels];
+        let [rows, columns] = [height / 2, width / 2];
+        let x = values(large.iter().product(), seed);
+        let small = values(images * rows * columns * channels, seed + 1);
+        let (sums, copies) = same_everywhere(|isa| {
+            let mut sums = vec![f32::NAN; small.len()];
+            let mut copies = vec![f32::NAN; x.len()];
+            halve(isa, large, 0.25, &x, &mut sums);
+            double(isa, large, 2.0, &small, &mut copies);
+            (sums, copies)
+        });
+        let mut expected = vec![0.0; small.len()];
+        for (at, (x, copy)) in x.iter().zip(&copies).enumerate() {
+            let (channel, pixel) = (at % channels, at / channels);
+            let (column, row, image) = (pixel % width / 2, pixel / width % height / 2, pixel / width / height);
+            if row >= rows || column >= columns {
+                prop_assert_eq!(*copy, 0.0);
+                continue;
+            }
+            let window = ((image * rows + row) * columns + column) * channels + channel;
+            prop_assert_eq!(*copy, 2.0 * small[window]);
+            expected[window] += 0.25 * f64::from(*x);
+        }
+        assert_close("sums", &sums, &expected, 1e-6);
+    }
+
+    #[test]
+    fn maxima_and_their_gradient_equal_the_reference(
+        num_images in 1..4usize, height in 1..12usize, width in 1..12usize, channels in 1..70usize, window in 2..4usize,
+        seed in 0..1000u64,
+    ) {
+        let shape = MaxPoolShape { num_images, height, width, channels, window };
         // Rounded, so that windows hold equal values.
         let x: Vec<f32> = values(shape.input_len(), seed).iter().map(|x| (x * 4.0).round()).collect();
         let (expected, positions) = reference::max_pool(shape, &x);
@@ -65,6 +96,7 @@ fn pooling_bf16_equals_pooling_the_widened_values_and_rounding() {
             height,
             width,
             channels,
+            window: 3,
         };
         let x = stored(shape.input_len() + 1, 1);
         let dy = stored(shape.output_len() + 1, 2);
@@ -122,6 +154,7 @@ fn chosen<E: Element>(pixels: [f32; 16], stored: impl Fn(f32) -> E) -> (Vec<u8>,
         height: 4,
         width: 4,
         channels: CHANNELS,
+        window: 3,
     };
     let x: Vec<E> = pixels
         .iter()
@@ -165,6 +198,7 @@ fn a_wrong_length_is_named() {
         height: 4,
         width: 4,
         channels: 1,
+        window: 3,
     };
     max_pool(Isa::Portable, shape, &[0.0; 16], &mut [0.0; 4], &mut [0; 3]);
 }
@@ -185,6 +219,7 @@ fn a_maximum_of_extents_whose_product_wraps_is_refused() {
         height: 1 << 16,
         width: 1 << 16,
         channels: 4,
+        window: 3,
     };
     max_pool::<f32>(Isa::detect(), shape, &[], &mut [], &mut []);
 }

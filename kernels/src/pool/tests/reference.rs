@@ -17,7 +17,10 @@ pub(super) fn max_pool(shape: MaxPoolShape, x: &[f32]) -> (Vec<f32>, Vec<usize>)
         height,
         width,
         channels,
+        window,
     } = shape;
+    // Of a 3x3 window the middle is pixel 2 * row, of a 2x2 window the first.
+    let before = window - 2;
     let mut y = Vec::new();
     let mut positions = Vec::new();
     for image in 0..num_images {
@@ -25,8 +28,8 @@ pub(super) fn max_pool(shape: MaxPoolShape, x: &[f32]) -> (Vec<f32>, Vec<usize>)
             for column in 0..shape.width_out() {
                 for channel in 0..channels {
                     let mut best: Option<usize> = None;
-                    for h in (2 * row).saturating_sub(1)..height.min(2 * row + 2) {
-                        for w in (2 * column).saturating_sub(1)..width.min(2 * column + 2) {
+                    for h in (2 * row).saturating_sub(before)..height.min(2 * row + 2) {
+                        for w in (2 * column).saturating_sub(before)..width.min(2 * column + 2) {
                             let at = ((image * height + h) * width + w) * channels + channel;
                             if best.is_none_or(|best| x[at] > x[best] || x[at].is_nan()) {
                                 best = Some(at);

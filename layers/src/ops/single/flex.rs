@@ -8,20 +8,25 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::Shape;
 use kernels::arena::Buffer;
-use kernels::attention::Attention;
+use kernels::attention::{Attention, Mask};
 use kernels::conv2d::{self, Addend, Algorithm, Conv2d, Conv2dShape, Epilogue};
+use kernels::group_norm::{self, GroupNorm};
 use kernels::loss::Loss;
 use kernels::pool::{self, MaxPoolShape};
 use kernels::simd::Isa;
-use kernels::{Storage, activation, layer_norm};
+use kernels::softmax::Softmax;
+use kernels::{Storage, activation, copies, layer_norm};
 
-use super::{Operation, SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted};
+use super::{
+    MaskKind, Operation, SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted,
+};
 use crate::ops::fused::flex::{convolution_shape, output_shape};
 use crate::ops::memory::{
     ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, tensor,
     with_scratch,
 };
 
+// tidy: long function because it has one arm for each operation
 pub(in crate::ops) fn forward<E: Activation>(
     input: FlexTensor,
     weight: FlexTensor,
@@ -33,6 +38,9 @@ pub(in crate::ops) fn forward<E: Activation>(
     }: &SingleOptions,
 ) -> SingleOutput<Flex> {
     let x = E::activations(input.clone());
+    if let Operation::Cat = operation {
+        return joined::<E>(&x, &E::activations(weight));
+    }
     let mut saved = SingleSaved::<Flex> {
         input,
         weight: weight.clone(),
@@ -83,16 +91,62 @@ pub(in crate::ops) fn forward<E: Activation>(
             }
             y
         }
-        Operation::Attention { heads } => {
+        Operation::GroupNorm { groups, epsilon } => {
+            let norm = group_norm_shape(&x, groups, epsilon);
+            let mut y = ARENA.take::<E>(values.len());
+            if !values.is_empty() {
+                let parameters = [weights, bias.unwrap_or_default()];
+                let [images, ..] = x.shape().dims::<4>();
+                with_workspace(norm.workspace_len(images), |workspace| {
+                    norm.forward(isa, values, parameters, &mut y, workspace);
+                });
+            }
+            tensor_of(y, x.shape())
+        }
+        Operation::Softmax { is_log } => {
+            let softmax = softmax_shape(&x, is_log);
+            let mut y = ARENA.take::<E>(values.len());
+            with_workspace(softmax.workspace_len(), |workspace| {
+                softmax.forward(isa, values, &mut y, workspace);
+            });
+            let y = tensor_of(y, x.shape());
+            saved.input = y.clone();
+            y
+        }
+        Operation::Attention { heads, mask } => {
             let attention = attention_shape(&x, heads);
             let mut y = ARENA.take::<E>(values.len() / 3);
             with_workspace(attention.workspace_len(), |workspace| {
-                attention.forward(isa, values, &mut y, workspace)
+                attention.forward(isa, values, mask_of(mask, weights), &mut y, workspace)
             });
             let [images, tokens, channels] = x.shape().dims();
             tensor_of(y, [images, tokens, channels / 3])
         }
-        Operation::MaxPool => return maxima::<E>(&x, isa),
+        Operation::Cat => unreachable!("returned above"),
+        Operation::MaxPool { window } => return maxima::<E>(&x, window, isa),
+        Operation::AveragePool => {
+            let large @ [images, height, width, channels] = x.shape().dims();
+            let shape = [images, height / 2, width / 2, channels];
+            let mut y = ARENA.take::<E>(shape.iter().product());
+            pool::halve(isa, large, 0.25, values, &mut y);
+            saved.input = only_shape(&x);
+            tensor_of(y, shape)
+        }
+        Operation::Upsample => {
+            let [images, height, width, channels] = x.shape().dims();
+            let large = [images, 2 * height, 2 * width, channels];
+            let mut y = ARENA.take::<E>(large.iter().product());
+            pool::double(isa, large, 1.0, values, &mut y);
+            saved.input = only_shape(&x);
+            tensor_of(y, large)
+        }
+        Operation::SwapAxes => {
+            let extents @ [a, b, c, run] = x.shape().dims();
+            let mut y = ARENA.take::<E>(values.len());
+            copies::swap_axes(extents, values, &mut y);
+            saved.input = only_shape(&x);
+            tensor_of(y, [a, c, b, run])
+        }
         Operation::GlobalAverage { shape, .. } => {
             let [images, height, width, channels] = shape;
             let mut means = vec![0.0; images * channels];
@@ -114,6 +168,7 @@ pub(in crate::ops) fn forward<E: Activation>(
     }
 }
 
+// tidy: long function because it has one arm for each operation
 pub(in crate::ops) fn backward<E: Activation>(
     saved: SingleSaved<Flex>,
     output_gradient: FlexTensor,
@@ -121,9 +176,24 @@ pub(in crate::ops) fn backward<E: Activation>(
     wanted: Wanted,
 ) -> SingleGradients<Flex> {
     match operation {
-        Operation::MaxPool => {
-            return of_maxima::<E>(&saved, E::activations(output_gradient), isa);
+        Operation::MaxPool { window } => {
+            return of_maxima::<E>(&saved, E::activations(output_gradient), window, isa);
         }
+        Operation::AveragePool | Operation::Upsample => {
+            return of_windows::<E>(&saved, E::activations(output_gradient), operation, isa);
+        }
+        Operation::SwapAxes => {
+            let dy = E::activations(output_gradient);
+            let mut dx = ARENA.take::<E>(dy.shape().num_elements());
+            copies::swap_axes(dy.shape().dims(), E::values(&dy), &mut dx);
+            let (weight, bias) = nothing();
+            return SingleGradients {
+                input: tensor_of(dx, saved.input.shape()),
+                weight,
+                bias,
+            };
+        }
+        Operation::Cat => return of_joined::<E>(&saved, &E::activations(output_gradient)),
         Operation::GlobalAverage { shape, .. } => {
             return of_means::<E>(&contiguous(output_gradient), shape, isa);
         }
@@ -192,15 +262,46 @@ pub(in crate::ops) fn backward<E: Activation>(
             activation::backward(isa, function, values, d_values, &mut dx);
             nothing()
         }
-        Operation::Attention { heads } => {
+        Operation::GroupNorm { groups, epsilon } => {
+            let norm = group_norm_shape(&x, groups, epsilon);
+            let channels = weights.len();
+            let [mut d_gamma, mut d_beta] = [(); 2].map(|()| ARENA.take::<f32>(channels));
+            let [images, ..] = x.shape().dims::<4>();
+            with_workspace(norm.workspace_len(images), |workspace| {
+                let wanted = group_norm::Gradients {
+                    dx: &mut dx,
+                    d_gamma: &mut d_gamma,
+                    d_beta: &mut d_beta,
+                };
+                norm.backward(isa, values, weights, d_values, wanted, workspace);
+            });
+            (
+                tensor_of(d_gamma, [channels]),
+                tensor_of(d_beta, [channels]),
+            )
+        }
+        Operation::Softmax { is_log } => {
+            let softmax = softmax_shape(&x, is_log);
+            with_workspace(softmax.workspace_len(), |workspace| {
+                softmax.backward(isa, values, d_values, &mut dx, workspace);
+            });
+            nothing()
+        }
+        Operation::Attention { heads, mask } => {
             let attention = attention_shape(&x, heads);
             with_workspace(attention.workspace_len(), |workspace| {
-                attention.backward(isa, values, d_values, &mut dx, workspace);
+                let mask = mask_of(mask, weights);
+                attention.backward(isa, values, mask, d_values, &mut dx, workspace);
             });
             nothing()
         }
         Operation::Loss(loss) => return of_logits(loss, &x, weights, &dy),
-        Operation::MaxPool | Operation::GlobalAverage { .. } => unreachable!("returned above"),
+        Operation::MaxPool { .. }
+        | Operation::AveragePool
+        | Operation::Upsample
+        | Operation::SwapAxes
+        | Operation::Cat
+        | Operation::GlobalAverage { .. } => unreachable!("returned above"),
     };
     SingleGradients {
         input: tensor_of(dx, x.shape()),
@@ -288,9 +389,44 @@ impl Way {
     }
 }
 
+/// Returns two tensors side by side in the last axis.
+fn joined<E: Activation>(left: &FlexTensor, right: &FlexTensor) -> SingleOutput<Flex> {
+    let widths = [left, right].map(width);
+    let [left_values, right_values] = [left, right].map(E::values);
+    let mut y = ARENA.take::<E>(left_values.len() + right_values.len());
+    copies::join(widths, [left_values, right_values], &mut y);
+    SingleOutput {
+        output: tensor_of(y, with_last(left.shape(), widths[0] + widths[1])),
+        input: only_shape(left),
+        weight: only_shape(right),
+    }
+}
+
+/// Returns the gradients of two tensors that were put side by side.
+fn of_joined<E: Activation>(saved: &SingleSaved<Flex>, dy: &FlexTensor) -> SingleGradients<Flex> {
+    let sides = [&saved.input, &saved.weight];
+    let [mut left, mut right] = sides.map(|side| ARENA.take::<E>(side.shape().num_elements()));
+    copies::part(sides.map(width), E::values(dy), [&mut left, &mut right]);
+    SingleGradients {
+        input: tensor_of(left, sides[0].shape()),
+        weight: tensor_of(right, sides[1].shape()),
+        bias: nothing().1,
+    }
+}
+
+/// Returns the length of the last axis.
+fn width(tensor: &FlexTensor) -> usize {
+    tensor
+        .shape()
+        .as_slice()
+        .last()
+        .copied()
+        .unwrap_or_default()
+}
+
 /// Computes a max pool, and keeps the place of each maximum.
-fn maxima<E: Activation>(x: &FlexTensor, isa: Isa) -> SingleOutput<Flex> {
-    let shape = pool_shape(x);
+fn maxima<E: Activation>(x: &FlexTensor, window: usize, isa: Isa) -> SingleOutput<Flex> {
+    let shape = pool_shape(x, window);
     let mut y = ARENA.take::<E>(shape.output_len());
     let num_floats = shape.output_len().div_ceil(size_of::<f32>());
     let mut taps = ARENA.take::<f32>(num_floats);
@@ -320,15 +456,39 @@ fn maxima<E: Activation>(x: &FlexTensor, isa: Isa) -> SingleOutput<Flex> {
 fn of_maxima<E: Activation>(
     saved: &SingleSaved<Flex>,
     dy: FlexTensor,
+    window: usize,
     isa: Isa,
 ) -> SingleGradients<Flex> {
-    let shape = pool_shape(&saved.input);
+    let shape = pool_shape(&saved.input, window);
     let taps = &bytemuck::cast_slice(floats(&saved.weight))[..shape.output_len()];
     let mut dx = ARENA.take::<E>(shape.input_len());
     pool::max_pool_backward(isa, shape, E::values(&dy), taps, &mut dx);
     let (weight, bias) = nothing();
     SingleGradients {
         input: tensor_of(dx, saved.input.shape()),
+        weight,
+        bias,
+    }
+}
+
+/// Returns the gradient of the input of an average pool or of an upsampling.
+fn of_windows<E: Activation>(
+    saved: &SingleSaved<Flex>,
+    dy: FlexTensor,
+    operation: Operation,
+    isa: Isa,
+) -> SingleGradients<Flex> {
+    let shape = saved.input.shape();
+    let mut dx = ARENA.take::<E>(shape.num_elements());
+    match operation {
+        Operation::Upsample => {
+            pool::halve(isa, dy.shape().dims(), 1.0, E::values(&dy), &mut dx);
+        }
+        _ => pool::double(isa, shape.dims(), 0.25, E::values(&dy), &mut dx),
+    }
+    let (weight, bias) = nothing();
+    SingleGradients {
+        input: tensor_of(dx, shape),
         weight,
         bias,
     }
@@ -419,13 +579,39 @@ fn attention_shape(x: &FlexTensor, heads: usize) -> Attention {
     }
 }
 
-fn pool_shape(x: &FlexTensor) -> MaxPoolShape {
+fn mask_of(mask: MaskKind, scores: &[f32]) -> Mask<'_> {
+    match mask {
+        MaskKind::None => Mask::None,
+        MaskKind::Causal => Mask::Causal,
+        MaskKind::Added => Mask::Added(scores),
+    }
+}
+
+fn group_norm_shape(x: &FlexTensor, groups: usize, epsilon: f32) -> GroupNorm {
+    let [_, height, width, channels] = x.shape().dims();
+    GroupNorm {
+        pixels: height * width,
+        channels,
+        groups,
+        epsilon,
+    }
+}
+
+fn softmax_shape(x: &FlexTensor, is_log: bool) -> Softmax {
+    Softmax {
+        channels: width(x),
+        is_log,
+    }
+}
+
+fn pool_shape(x: &FlexTensor, window: usize) -> MaxPoolShape {
     let [num_images, height, width, channels] = x.shape().dims();
     MaxPoolShape {
         num_images,
         height,
         width,
         channels,
+        window,
     }
 }
 

@@ -33,13 +33,34 @@ pub(crate) enum Operation {
         /// Added to the variance.
         epsilon: f32,
     },
+    /// x `[N, H, W, C]`, gamma and beta `[C]`.
+    GroupNorm {
+        groups: usize,
+        /// Added to the variance.
+        epsilon: f32,
+    },
     /// x of any shape.
     Activation(Function),
+    /// x `[.., C]`: of the last axis.
+    Softmax {
+        /// True for the logarithm.
+        is_log: bool,
+    },
     /// Queries, keys and values `[N, tokens, 3 * heads * width]`, in this order, to
-    /// `[N, tokens, heads * width]`.
-    Attention { heads: usize },
-    /// x `[N, H, W, C]`: 3x3, stride 2, padding 1.
-    MaxPool,
+    /// `[N, tokens, heads * width]`. Added scores `[N, tokens, tokens]` are the weight, which gets
+    /// no gradient.
+    Attention { heads: usize, mask: MaskKind },
+    /// x `[N, H, W, C]`: stride 2; 3x3 with padding 1, or 2x2.
+    MaxPool { window: usize },
+    /// x `[N, H, W, C]`: mean of 2x2 windows, stride 2.
+    AveragePool,
+    /// x `[N, H, W, C]` to `[N, 2 H, 2 W, C]`: the nearest pixel.
+    Upsample,
+    /// x `[a, b, c, run]` to `[a, c, b, run]`.
+    SwapAxes,
+    /// x `[N, H, W, C]` and the weight `[N, H, W, D]` of the same format, f32 or bf16, to
+    /// `[N, H, W, C + D]`.
+    Cat,
     /// Mean over all pixels: x of this shape and format to `[N, C]` in f32.
     GlobalAverage {
         shape: [usize; 4],
@@ -49,15 +70,28 @@ pub(crate) enum Operation {
     Loss(Loss),
 }
 
+/// Mask of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MaskKind {
+    None,
+    Causal,
+    /// Added to the scores.
+    Added,
+}
+
 impl Operation {
     pub(super) fn kernel(&self) -> Kernel {
         match self {
             Self::Convolution(_) => Kernel::PlainConvolution,
             Self::Linear => Kernel::Linear,
             Self::LayerNorm { .. } => Kernel::LayerNorm,
+            Self::GroupNorm { .. } => Kernel::GroupNorm,
             Self::Activation(_) => Kernel::Activation,
+            Self::Softmax { .. } => Kernel::Softmax,
             Self::Attention { .. } => Kernel::Attention,
-            Self::MaxPool => Kernel::MaxPool,
+            Self::MaxPool { .. } => Kernel::MaxPool,
+            Self::AveragePool | Self::Upsample => Kernel::Resampling,
+            Self::SwapAxes | Self::Cat => Kernel::Copies,
             Self::GlobalAverage { .. } => Kernel::Average,
             Self::Loss(_) => Kernel::Loss,
         }
@@ -77,10 +111,11 @@ pub(crate) struct SingleOptions {
 /// Inputs of the backward pass.
 #[derive(ExtensionType, Clone, Debug)]
 pub(crate) struct SingleSaved<B: Backend> {
-    /// The input `x`. A max pool uses only its shape, and a mean does not use it.
+    /// The input `x`, or the result if the backward pass reads it (softmax, some activations). A
+    /// pool uses only its shape, and a mean does not use it.
     pub input: FloatTensor<B>,
-    /// First parameter. For a max pool, the place of each maximum in one byte. Other operations do
-    /// not use it.
+    /// First parameter, of [`Operation::Cat`] only the shape. For a max pool, the place of each
+    /// maximum in one byte. Other operations do not use it.
     pub weight: FloatTensor<B>,
 }
 
@@ -161,6 +196,7 @@ fn run<const D: usize>(
     let device = input.device();
     // The extension takes no optional tensors.
     let [weight, bias] = parameters.map(|tensor| match tensor {
+        Some(activations) if matches!(operation, Operation::Cat) => activations,
         Some(parameter) => widen::<Dispatch>(parameter),
         None => Tensor::<1>::zeros([1], &device).into_dispatch(),
     });

@@ -1,0 +1,155 @@
+//! Copies of runs of values: two axes exchanged, rows of two tables joined and parted.
+//!
+//! In and out: contiguous tables.
+//! Invariant: no value changes.
+
+use rayon::prelude::*;
+
+use crate::Element;
+use crate::pieces::elements;
+
+/// Rows of a piece.
+const PIECE_ROWS: usize = 64;
+
+/// Exchanges the two middle axes of `[a, b, c, run]`.
+///
+/// # Shapes
+/// `x`: `extents`. `y`: `[a, c, b, run]`.
+///
+/// # Panics
+/// If a length differs.
+#[inline(never)]
+pub fn swap_axes<E: Element>(extents: [usize; 4], x: &[E], y: &mut [E]) {
+    let len = elements("copies: values", &extents);
+    same("x", x.len(), len);
+    same("y", y.len(), len);
+    if len == 0 {
+        return;
+    }
+    let [_, b, c, run] = extents;
+    y.par_chunks_exact_mut(b * run)
+        .enumerate()
+        .for_each(|(index, y)| {
+            let x = &x[(index / c * b * c + index % c) * run..];
+            for (y, x) in y.chunks_exact_mut(run).zip(x.chunks(c * run)) {
+                y.copy_from_slice(&x[..run]);
+            }
+        });
+}
+
+/// Copies rows of `widths` values side by side.
+///
+/// # Shapes
+/// `left`: `[rows, widths[0]]`. `right`: `[rows, widths[1]]`. `y`: `[rows, widths[0] + widths[1]]`.
+///
+/// # Panics
+/// If a length differs, or a width is 0.
+#[inline(never)]
+pub fn join<E: Element>(widths: [usize; 2], [left, right]: [&[E]; 2], y: &mut [E]) {
+    let [first, second] = check(widths, y.len(), [left.len(), right.len()]);
+    y.par_chunks_mut(PIECE_ROWS * (first + second))
+        .zip(left.par_chunks(PIECE_ROWS * first))
+        .zip(right.par_chunks(PIECE_ROWS * second))
+        .for_each(|((y, left), right)| {
+            let rows = left.chunks_exact(first).zip(right.chunks_exact(second));
+            for (y, (left, right)) in y.chunks_exact_mut(first + second).zip(rows) {
+                y[..first].copy_from_slice(left);
+                y[first..].copy_from_slice(right);
+            }
+        });
+}
+
+/// Copies the parts of rows that [`join`] put side by side.
+///
+/// # Shapes
+/// As [`join`].
+///
+/// # Panics
+/// As [`join`].
+#[inline(never)]
+pub fn part<E: Element>(widths: [usize; 2], y: &[E], [left, right]: [&mut [E]; 2]) {
+    let [first, second] = check(widths, y.len(), [left.len(), right.len()]);
+    y.par_chunks(PIECE_ROWS * (first + second))
+        .zip(left.par_chunks_mut(PIECE_ROWS * first))
+        .zip(right.par_chunks_mut(PIECE_ROWS * second))
+        .for_each(|((y, left), right)| {
+            let rows = left
+                .chunks_exact_mut(first)
+                .zip(right.chunks_exact_mut(second));
+            for (y, (left, right)) in y.chunks_exact(first + second).zip(rows) {
+                left.copy_from_slice(&y[..first]);
+                right.copy_from_slice(&y[first..]);
+            }
+        });
+}
+
+fn check(widths: [usize; 2], len: usize, parts: [usize; 2]) -> [usize; 2] {
+    assert!(
+        !widths.contains(&0),
+        "copies: expected widths of at least 1, got {widths:?}"
+    );
+    let rows = parts[0] / widths[0];
+    same("left", parts[0], rows * widths[0]);
+    same("right", parts[1], rows * widths[1]);
+    same("y", len, parts[0] + parts[1]);
+    widths
+}
+
+fn same(what: &str, got: usize, expected: usize) {
+    assert!(
+        got == expected,
+        "copies: {what}: expected {expected} values, got {got}"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::values;
+
+    #[test]
+    fn axes_are_exchanged_and_back() {
+        for extents in [[2, 3, 4, 5], [1, 7, 2, 1], [3, 1, 5, 16], [2, 0, 3, 4]] {
+            let [a, b, c, run] = extents;
+            let x = values(extents.iter().product(), 1);
+            let mut y = vec![f32::NAN; x.len()];
+            swap_axes(extents, &x, &mut y);
+            for (at, y) in y.iter().enumerate() {
+                let (place, row) = (at % run, at / run);
+                let (second, third, first) = (row % b, row / b % c, row / b / c);
+                assert_eq!(*y, x[((first * b + second) * c + third) * run + place]);
+            }
+            let mut back = vec![f32::NAN; x.len()];
+            swap_axes([a, c, b, run], &y, &mut back);
+            assert_eq!(back, x);
+        }
+    }
+
+    #[test]
+    fn rows_are_joined_and_parted() {
+        for (rows, widths) in [(1, [1, 1]), (150, [3, 16]), (0, [2, 3])] {
+            let [left, right] = [0, 1].map(|side| values(rows * widths[side], side as u64));
+            let width = widths[0] + widths[1];
+            let mut y = vec![f32::NAN; rows * width];
+            join(widths, [&left, &right], &mut y);
+            for (at, y) in y.iter().enumerate() {
+                let (row, column) = (at / width, at % width);
+                let expected = match column.checked_sub(widths[0]) {
+                    None => left[row * widths[0] + column],
+                    Some(column) => right[row * widths[1] + column],
+                };
+                assert_eq!(*y, expected);
+            }
+            let mut parts = [left.clone(), right.clone()].map(|side| vec![f32::NAN; side.len()]);
+            let [a, b] = &mut parts;
+            part(widths, &y, [a, b]);
+            assert_eq!(parts, [left, right]);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "copies: right: expected 6 values, got 5")]
+    fn a_wrong_length_is_named() {
+        join([1, 3], [&[0.0; 2], &[0.0; 5]], &mut [0.0; 7]);
+    }
+}
