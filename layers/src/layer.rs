@@ -20,6 +20,7 @@ use crate::ops::{
     ConvolutionOptions, HookedParameters, LayerOptions, NormLink, ResidualKind, gated,
     layer_inference, layer_train, stock,
 };
+use crate::rewrite::{convolve, rewrite};
 use crate::{fallback, norm};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
@@ -122,6 +123,15 @@ impl Convolved {
                 )
             }
             _ => {
+                if is_ours
+                    && input.dims()[0] > 0
+                    && let Some(way) = rewrite(&conv)
+                {
+                    let weight = gated(&conv.weight, &input, hook);
+                    let bias = conv.bias.as_ref().map(|bias| gated(bias, &input, hook));
+                    let parameters = (weight, bias);
+                    return convolve(&conv, way, input, parameters, &context.computation);
+                }
                 if is_ours {
                     note_fallback(&conv);
                 }

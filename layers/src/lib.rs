@@ -11,6 +11,7 @@
 mod attention;
 mod choices;
 mod context;
+mod conv_transpose;
 mod elementwise;
 mod fallback;
 mod features;
@@ -24,6 +25,7 @@ mod modules;
 mod norm;
 mod ops;
 mod pooling;
+mod rewrite;
 mod softmax;
 mod stochastic_depth;
 mod switches;
@@ -31,6 +33,7 @@ mod with_gradient_hook;
 
 pub use attention::{AttentionMask, attention, masked_attention};
 pub use context::PassContext;
+pub use conv_transpose::{ConvTranspose2d, ConvTranspose2dConfig};
 pub use elementwise::{gelu, hard_swish, leaky_relu, relu6, sigmoid, silu, tanh};
 pub use fallback::fallback_ops;
 pub use features::{Features, in_activations, in_f32, relu};

@@ -7,6 +7,7 @@ mod differences;
 mod drop_in;
 mod every_layer;
 mod modules;
+mod more_operations;
 mod number_formats;
 mod random_networks;
 mod running_statistics;

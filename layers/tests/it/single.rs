@@ -15,7 +15,7 @@ use layers::{
 
 use crate::differences::{relative_difference, values};
 
-const STOCK: Computation = Computation {
+pub(crate) const STOCK: Computation = Computation {
     kernels: Kernels::Stock,
     ..AUTO
 };
@@ -27,26 +27,26 @@ const AUTO: Computation = Computation {
     recompute: layers::backend::Recompute::None,
 };
 
-fn fused() -> Computation {
+pub(crate) fn fused() -> Computation {
     Computation {
         isa: layers::backend::Isa::detect(),
         ..AUTO
     }
 }
 
-fn device() -> Device {
+pub(crate) fn device() -> Device {
     let device = Device::flex().autodiff();
     device.seed(7);
     device
 }
 
-fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+pub(crate) fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.3, 1.0), device)
 }
 
 /// Returns the result of `layer` for x, and the gradient of x for a gradient without a pattern,
 /// flat.
-fn run<const D: usize>(
+pub(crate) fn run<const D: usize>(
     computation: Computation,
     x: &Tensor<D>,
     layer: impl Fn(Tensor<D>) -> Tensor<D>,
@@ -68,7 +68,7 @@ fn run<const D: usize>(
     [values(flat.inner()), values(of_x)]
 }
 
-fn assert_equal(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f64) {
+pub(crate) fn assert_equal(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f64) {
     assert_eq!(found.len(), expected.len());
     for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
         let off = relative_difference(found, expected);
@@ -77,7 +77,11 @@ fn assert_equal(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>], tolerance
 }
 
 /// Both ways in f32, then ours in 16 bits against f32.
-fn check<const D: usize>(name: &str, x: Tensor<D>, layer: impl Fn(Tensor<D>) -> Tensor<D>) {
+pub(crate) fn check<const D: usize>(
+    name: &str,
+    x: Tensor<D>,
+    layer: impl Fn(Tensor<D>) -> Tensor<D>,
+) {
     // Rounded before, or a value next to a corner has another slope.
     let x = x.cast(FloatDType::BF16).cast(FloatDType::F32);
     let expected = run(STOCK, &x, &layer);
@@ -113,11 +117,8 @@ fn convolutions_alone_equal_burns_with_bias_depthwise_and_where_our_kernels_lack
         ([16, 16], 3, 2, pad(1), 16),
         ([17, 17], 7, 1, pad(3), 17),
         ([8, 8], 5, 1, Same, 8),
-        // burn's own: a kernel of 2 for each channel, groups of two, a step of 3, a side without
-        // padding.
+        // burn's own: a kernel of 2 for each channel, a side without padding.
         ([6, 6], 2, 1, Valid, 6),
-        ([8, 4], 3, 1, pad(1), 4),
-        ([4, 4], 3, 3, Valid, 1),
         ([4, 4], 3, 1, Explicit(0, 1, 0, 1), 1),
     ] {
         let name = format!("{channels:?}, kernel {kernel}, stride {stride}, {groups} groups");
