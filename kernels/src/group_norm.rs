@@ -17,8 +17,10 @@ use crate::simd::{Isa, Task, vectorized};
 
 /// Pixels added in f32 before their sum is added to the others.
 const BLOCK: usize = 64;
-/// Channels whose sums stay in registers or the first-level cache.
+/// Channels whose sums stay in registers.
 const COLUMNS: usize = 64;
+/// The same of the rest of the channels.
+const NARROW: usize = 16;
 /// Rows `[C]` of an image's workspace: two sums, the mean and 1 / sqrt(variance + epsilon) of the
 /// channel's group, two coefficients.
 const ROWS: usize = 6;
@@ -296,24 +298,45 @@ fn column_sums<E: Element>(
     sums: &mut [f32],
     of: impl Fn(f32, f32) -> f32,
 ) {
+    let (wide, rest) = sums.as_chunks_mut::<COLUMNS>();
+    let first_of_rest = wide.len() * COLUMNS;
+    for (index, sums) in wide.iter_mut().enumerate() {
+        some_sums(x, dy, centre, index * COLUMNS, sums, &of);
+    }
+    let (narrow, rest) = rest.as_chunks_mut::<NARROW>();
+    let first_of_last = first_of_rest + narrow.len() * NARROW;
+    for (index, sums) in narrow.iter_mut().enumerate() {
+        some_sums(x, dy, centre, first_of_rest + index * NARROW, sums, &of);
+    }
+    for (index, sums) in rest.as_chunks_mut::<1>().0.iter_mut().enumerate() {
+        some_sums(x, dy, centre, first_of_last + index, sums, &of);
+    }
+}
+
+/// Writes the sums of `N` channels from `first` on.
+#[inline(always)]
+fn some_sums<E: Element, const N: usize>(
+    x: &[E],
+    dy: &[E],
+    centre: &[f32],
+    first: usize,
+    sums: &mut [f32; N],
+    of: impl Fn(f32, f32) -> f32,
+) {
     let channels = centre.len();
-    let columns = sums.chunks_mut(COLUMNS).zip(centre.chunks(COLUMNS));
-    for (index, (sums, centre)) in columns.enumerate() {
-        let here = index * COLUMNS..index * COLUMNS + centre.len();
-        sums.fill(0.0);
-        let blocks = x.chunks(BLOCK * channels).zip(dy.chunks(BLOCK * channels));
-        for (x, dy) in blocks {
-            let mut lanes = [0.0; COLUMNS];
-            let lanes = &mut lanes[..centre.len()];
-            for (x, dy) in x.chunks_exact(channels).zip(dy.chunks_exact(channels)) {
-                let values = x[here.clone()].iter().zip(&dy[here.clone()]).zip(centre);
-                for (lane, ((x, dy), centre)) in lanes.iter_mut().zip(values) {
-                    *lane += of(x.to_f32() - centre, dy.to_f32());
-                }
+    let centre = &centre[first..first + N];
+    sums.fill(0.0);
+    let blocks = x.chunks(BLOCK * channels).zip(dy.chunks(BLOCK * channels));
+    for (x, dy) in blocks {
+        let mut lanes = [0.0; N];
+        for (x, dy) in x.chunks_exact(channels).zip(dy.chunks_exact(channels)) {
+            let (x, dy) = (&x[first..first + N], &dy[first..first + N]);
+            for i in 0..N {
+                lanes[i] += of(x[i].to_f32() - centre[i], dy[i].to_f32());
             }
-            for (sum, lane) in sums.iter_mut().zip(lanes) {
-                *sum += *lane;
-            }
+        }
+        for (sum, lane) in sums.iter_mut().zip(lanes) {
+            *sum += lane;
         }
     }
 }
