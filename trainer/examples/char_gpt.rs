@@ -11,10 +11,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use burn::module::{Initializer, Module, Param};
-use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use layers::{
-    LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, in_activations, with_gradient_hook,
+    AttentionMask, LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, in_activations,
+    log_softmax, masked_attention, with_gradient_hook,
 };
 use trainer::commands::program::task_program;
 use trainer::task::{
@@ -104,28 +104,12 @@ impl Block {
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let mixed = causal_attention(self.qkv.forward(self.norm1.forward(x.clone())));
+        let qkv = self.qkv.forward(self.norm1.forward(x.clone()));
+        let mixed = masked_attention(qkv, HEADS, AttentionMask::Causal);
         let x = x + self.proj.forward(mixed);
         let hidden = gelu(self.fc1.forward(self.norm2.forward(x.clone())));
         x + self.fc2.forward(hidden)
     }
-}
-
-/// Returns the attention in which a byte sees only itself and earlier ones.
-fn causal_attention(qkv: Tensor<3>) -> Tensor<3> {
-    let [n, t, _] = qkv.dims();
-    let size = WIDTH / HEADS;
-    let dtype = FloatDType::from(qkv.dtype());
-    let parts = qkv.cast(FloatDType::F32).reshape([n, t, 3, HEADS, size]);
-    let [q, k, v] = [0, 1, 2].map(|part| -> Tensor<4> {
-        let part = parts.clone().slice([0..n, 0..t, part..part + 1]);
-        part.reshape([n, t, HEADS, size]).swap_dims(1, 2)
-    });
-    let scores = q.matmul(k.swap_dims(2, 3)) / (size as f64).sqrt();
-    let later = Tensor::<2>::ones([t, t], &scores.device()).triu(1).bool();
-    let scores = scores.mask_fill(later.unsqueeze::<4>().expand([n, HEADS, t, t]), -1e9);
-    let mixed = softmax(scores, 3).matmul(v);
-    mixed.swap_dims(1, 2).reshape([n, t, WIDTH]).cast(dtype)
 }
 
 impl Gpt {
