@@ -46,7 +46,7 @@ pub fn environment(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }
 
-/// Trains image classifiers on one process or many.
+/// Trains neural networks on one process or many.
 #[derive(Debug, Parser)]
 #[command(
     name = "trainer",
