@@ -9,11 +9,10 @@ use burn::nn;
 use burn::nn::PaddingConfig2d::{Explicit, Valid};
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::{Device, Tensor};
-use layers::backend::Computation;
 use layers::{Conv2d, LayerNorm, Linear, gelu, global_avg_pool, stochastic_depth};
 
 use crate::ImageSizeError;
-use crate::parts::{WEIGHTS, computed, drop_rates, expect_tested, layer_norm, linear};
+use crate::parts::{WEIGHTS, drop_rates, input, layer_norm, linear};
 
 const STAGES: [(usize, usize); 4] = [(96, 3), (192, 3), (384, 9), (768, 3)];
 /// Smallest height and width: four layers halve them.
@@ -86,8 +85,6 @@ pub struct ConvNeXt {
     stages: Vec<Vec<Block>>,
     norm: LayerNorm,
     head: Linear,
-    #[module(skip)]
-    computation: Computation,
 }
 
 impl ConvNeXt {
@@ -118,18 +115,7 @@ impl ConvNeXt {
             stages: STAGES.iter().map(|&(c, count)| blocks(c, count)).collect(),
             norm: layer_norm(STAGES[3].0, device),
             head: linear(STAGES[3].0, num_classes, device),
-            computation: Computation::default(),
         }
-    }
-
-    /// Sets the computation of the layers.
-    ///
-    /// # Panics
-    /// For activations of f16.
-    pub fn with_computation(mut self, computation: Computation) -> Self {
-        expect_tested(computation);
-        self.computation = computation;
-        self
     }
 
     /// Rejects images that the layers would shrink to nothing.
@@ -158,19 +144,18 @@ impl ConvNeXt {
     /// # Panics
     /// If [`expect_image_size`](Self::expect_image_size) rejects the images.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        computed(self.computation, images, |images| {
-            let (conv, norm) = &self.stem;
-            let mut x = norm.forward(Tensor::from(conv.forward(images)));
-            for (index, blocks) in self.stages.iter().enumerate() {
-                if let Some(down) = index
-                    .checked_sub(1)
-                    .map(|before| &self.downsamplings[before])
-                {
-                    x = down.conv.forward(down.norm.forward(x)).into();
-                }
-                x = blocks.iter().fold(x, |x, block| block.forward(x));
+        let images = input(images);
+        let (conv, norm) = &self.stem;
+        let mut x = norm.forward(Tensor::from(conv.forward(images)));
+        for (index, blocks) in self.stages.iter().enumerate() {
+            if let Some(down) = index
+                .checked_sub(1)
+                .map(|before| &self.downsamplings[before])
+            {
+                x = down.conv.forward(down.norm.forward(x)).into();
             }
-            self.head.forward(self.norm.forward(global_avg_pool(x)))
-        })
+            x = blocks.iter().fold(x, |x, block| block.forward(x));
+        }
+        self.head.forward(self.norm.forward(global_avg_pool(x)))
     }
 }

@@ -8,13 +8,12 @@
 use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Tensor};
-use layers::backend::Computation;
 use layers::{
     BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig,
     global_avg_pool, relu6,
 };
 
-use crate::parts::{computed, expect_tested};
+use crate::parts::input;
 
 /// Expansion factor, channels, number of blocks and first stride of each stage.
 const STAGES: [[usize; 4]; 7] = [
@@ -87,8 +86,6 @@ pub struct MobileNetV2 {
     blocks: Vec<InvertedResidual>,
     head: ConvNorm,
     classifier: Linear,
-    #[module(skip)]
-    computation: Computation,
 }
 
 impl MobileNetV2 {
@@ -113,27 +110,15 @@ impl MobileNetV2 {
             blocks,
             head: conv_norm([c_in, 1280], 1, 1, 1, device),
             classifier: LinearConfig::new(1280, num_classes).init(device),
-            computation: Computation::default(),
         }
-    }
-
-    /// Sets the computation of the layers.
-    ///
-    /// # Panics
-    /// For activations of f16.
-    pub fn with_computation(mut self, computation: Computation) -> Self {
-        expect_tested(computation);
-        self.computation = computation;
-        self
     }
 
     /// Returns the logits.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        computed(self.computation, images, |images| {
-            let x = relu6(apply(&self.stem, images.into()));
-            let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
-            self.classifier
-                .forward(global_avg_pool(relu6(apply(&self.head, x))))
-        })
+        let images = input(images);
+        let x = relu6(apply(&self.stem, images.into()));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+        self.classifier
+            .forward(global_avg_pool(relu6(apply(&self.head, x))))
     }
 }

@@ -2,9 +2,9 @@
 
 use burn::module::Initializer;
 use burn::nn;
-use burn::tensor::{Device, FloatDType, Tensor};
-use layers::backend::{Activations, Computation};
-use layers::{LayerNorm, LayerNormConfig, Linear, PassContext};
+use burn::tensor::{Device, Tensor};
+use layers::backend::Activations;
+use layers::{LayerNorm, LayerNormConfig, Linear, PassContext, in_activations};
 
 /// Initial weights of ConvNeXt and ViT.
 pub(crate) const WEIGHTS: Initializer = Initializer::Normal {
@@ -44,31 +44,14 @@ pub(crate) fn drop_rates(last: f64, depth: usize) -> impl Iterator<Item = f64> {
     (0..depth).map(move |block| last * block as f64 / (depth - 1) as f64)
 }
 
-/// Rejects a computation that no test of these networks covers.
+/// Returns the images in the number format of the pass.
 ///
 /// # Panics
-/// For activations of f16.
-pub(crate) fn expect_tested(computation: Computation) {
+/// For activations of f16, which no test of these networks covers.
+pub(crate) fn input(images: Tensor<4>) -> Tensor<4> {
     assert!(
-        computation.activations != Activations::F16,
+        PassContext::current().computation.activations != Activations::F16,
         "activations: expected f32 or bf16, got f16"
     );
-}
-
-/// Returns the logits that `pass` computes from the images, with the choices of `computation`.
-pub(crate) fn computed(
-    computation: Computation,
-    images: Tensor<4>,
-    pass: impl FnOnce(Tensor<4>) -> Tensor<2>,
-) -> Tensor<2> {
-    // A layer computes in the number format of its input.
-    let images = match computation.activations {
-        Activations::Bf16 => images.cast(FloatDType::BF16),
-        _ => images,
-    };
-    PassContext {
-        computation,
-        ..PassContext::current()
-    }
-    .scope(|| pass(images))
+    in_activations(images)
 }

@@ -8,13 +8,12 @@
 use burn::module::{Initializer, Module, Param, ParamGroup};
 use burn::optim::{AdamWConfig, AdjustLrFn, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use layers::backend::Computation;
 use layers::{
     LayerNorm, Linear, LinearConfig, attention, gelu, stochastic_depth, with_gradient_hook,
 };
 
 use crate::ImageSizeError;
-use crate::parts::{computed, drop_rates, expect_tested, layer_norm, linear};
+use crate::parts::{drop_rates, input, layer_norm, linear};
 
 const PATCH: usize = 4;
 const CHANNELS: usize = 192;
@@ -87,8 +86,6 @@ pub struct VisionTransformer {
     blocks: Vec<Block>,
     norm: LayerNorm,
     head: Linear,
-    #[module(skip)]
-    computation: Computation,
 }
 
 impl VisionTransformer {
@@ -122,18 +119,7 @@ impl VisionTransformer {
                 .collect(),
             norm: layer_norm(CHANNELS, device),
             head: linear(CHANNELS, num_classes, device),
-            computation: Computation::default(),
         }
-    }
-
-    /// Sets the computation of the layers.
-    ///
-    /// # Panics
-    /// For activations of f16.
-    pub fn with_computation(mut self, computation: Computation) -> Self {
-        expect_tested(computation);
-        self.computation = computation;
-        self
     }
 
     /// Rejects images that do not consist of patches.
@@ -201,14 +187,13 @@ impl VisionTransformer {
     /// # Panics
     /// If the images differ from the size that the network was created for.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        computed(self.computation, images, |images| {
-            let x = self.tokens(self.patches.forward(windows(images)));
-            let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
-            let [n, ..] = x.dims();
-            let of_class = x.slice([0..n, 0..1]).reshape([n, CHANNELS]);
-            self.head
-                .forward(self.norm.forward(of_class).cast(FloatDType::F32))
-        })
+        let images = input(images);
+        let x = self.tokens(self.patches.forward(windows(images)));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
+        let [n, ..] = x.dims();
+        let of_class = x.slice([0..n, 0..1]).reshape([n, CHANNELS]);
+        self.head
+            .forward(self.norm.forward(of_class).cast(FloatDType::F32))
     }
 
     /// Returns the class token and the patches `[N, 1 + P, CHANNELS]`, with their positions.

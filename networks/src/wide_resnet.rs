@@ -7,13 +7,12 @@
 use burn::module::Module;
 use burn::nn::PaddingConfig2d::Explicit;
 use burn::tensor::{Device, Tensor};
-use layers::backend::Computation;
 use layers::{
     BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Features, Linear, LinearConfig,
     global_avg_pool, relu,
 };
 
-use crate::parts::{computed, expect_tested};
+use crate::parts::input;
 
 fn conv(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> Conv2d {
     let pad = kernel / 2;
@@ -63,8 +62,6 @@ pub struct WideResNet {
     blocks: Vec<Block>,
     norm: BatchNorm,
     linear: Linear,
-    #[module(skip)]
-    computation: Computation,
 }
 
 impl WideResNet {
@@ -102,29 +99,17 @@ impl WideResNet {
             blocks,
             norm: BatchNormConfig::new(c_in).init(device),
             linear: LinearConfig::new(c_in, num_classes).init(device),
-            computation: Computation::default(),
         }
-    }
-
-    /// Sets the computation of the layers.
-    ///
-    /// # Panics
-    /// For activations of f16.
-    pub fn with_computation(mut self, computation: Computation) -> Self {
-        expect_tested(computation);
-        self.computation = computation;
-        self
     }
 
     /// Returns the logits.
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        computed(self.computation, images, |images| {
-            let x = self
-                .blocks
-                .iter()
-                .fold(self.conv.forward(images), |x, block| block.forward(x));
-            self.linear
-                .forward(global_avg_pool(relu(self.norm.forward(x))))
-        })
+        let images = input(images);
+        let x = self
+            .blocks
+            .iter()
+            .fold(self.conv.forward(images), |x, block| block.forward(x));
+        self.linear
+            .forward(global_avg_pool(relu(self.norm.forward(x))))
     }
 }

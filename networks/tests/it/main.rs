@@ -9,6 +9,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
+use layers::PassContext;
 use layers::backend::Kernels;
 use networks::{Activations, Computation, ConvNeXt, MobileNetV2, VisionTransformer, WideResNet};
 use ten_losses::ten_losses;
@@ -121,11 +122,11 @@ fn mobilenet_v2_has_pytorchs_parameters_and_ten_losses() {
     let model = MobileNetV2::new(3, 10, &device);
     assert_eq!(count(&model), 2_236_682);
     let ten_losses = |model: MobileNetV2, dtype, kernels| {
-        let model = model.with_computation(Computation {
+        let context = PassContext::from(Computation {
             kernels,
             ..Computation::default()
         });
-        ten_losses(model, 16, 0.0000001, dtype, &device, MobileNetV2::forward)
+        context.scope(|| ten_losses(model, 16, 0.0000001, dtype, &device, MobileNetV2::forward))
     };
     // Norms over the few values of depthwise layers lose digits. In f32, even PyTorch's gradients
     // have a relative error of a hundredth. In f64, burn's operations compute these norms.
@@ -248,18 +249,14 @@ fn every_network_in_bf16_has_the_first_loss_of_f32_to_the_precision_of_bf16() {
             ..Computation::default()
         };
         let images = || images.clone();
-        let logits = [
-            wide.clone().with_computation(computation).forward(images()),
-            mobile
-                .clone()
-                .with_computation(computation)
-                .forward(images()),
-            convnext
-                .clone()
-                .with_computation(computation)
-                .forward(images()),
-            vit.clone().with_computation(computation).forward(images()),
-        ];
+        let logits = PassContext::from(computation).scope(|| {
+            [
+                wide.forward(images()),
+                mobile.forward(images()),
+                convnext.forward(images()),
+                vit.forward(images()),
+            ]
+        });
         logits.map(|logits| {
             let loss = log_softmax(logits.cast(FloatDType::F32), 1)
                 .slice([0..2, 3..4])

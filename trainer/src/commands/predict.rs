@@ -14,6 +14,7 @@ use datasets::{
     HostBatch, ImageShape, ImageShift, Pixels, RawPixels, Sizing, load_image,
     normalize::NormalizationTable,
 };
+use layers::PassContext;
 use serde::Serialize;
 
 use crate::config::cli::PredictArgs;
@@ -153,7 +154,8 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             shape,
         }
         .to_device(&device);
-        let logits = model.forward(batch.images);
+        let context = PassContext::from(compute.computation()?);
+        let logits = context.scope(|| model.forward(batch.images));
         let expected = [1, input.class_names.len()];
         ensure!(
             logits.dims() == expected,

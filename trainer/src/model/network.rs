@@ -96,29 +96,30 @@ impl ModelFamily for NetworkFamily {
         let choice = args.choice()?;
         expect_classes(request)?;
         expect_supported(&choice, request)?;
-        let computation = request.computation()?;
         let (channels, classes, device) =
             (request.in_channels, request.num_classes, request.device);
         Ok(match choice {
             ModelChoice::ResNet(network) => {
                 Network::ResNet(completed(network, request)?.init(request.seed, device))
             }
-            ModelChoice::WideResNet => Network::WideResNet(
-                WideResNet::new(28, 10, channels, classes, device).with_computation(computation),
-            ),
-            ModelChoice::MobileNetV2 => Network::MobileNetV2(
-                MobileNetV2::new(channels, classes, device).with_computation(computation),
-            ),
-            ModelChoice::ConvNeXt { stochastic_depth } => Network::ConvNeXt(
-                ConvNeXt::new(channels, classes, stochastic_depth, device)
-                    .with_computation(computation),
-            ),
+            ModelChoice::WideResNet => {
+                Network::WideResNet(WideResNet::new(28, 10, channels, classes, device))
+            }
+            ModelChoice::MobileNetV2 => {
+                Network::MobileNetV2(MobileNetV2::new(channels, classes, device))
+            }
+            ModelChoice::ConvNeXt { stochastic_depth } => {
+                Network::ConvNeXt(ConvNeXt::new(channels, classes, stochastic_depth, device))
+            }
             ModelChoice::VisionTransformer { stochastic_depth } => {
                 let size = only_size(request.image_sizes)?;
-                Network::VisionTransformer(
-                    VisionTransformer::new(size, channels, classes, stochastic_depth, device)
-                        .with_computation(computation),
-                )
+                Network::VisionTransformer(VisionTransformer::new(
+                    size,
+                    channels,
+                    classes,
+                    stochastic_depth,
+                    device,
+                ))
             }
         })
     }
