@@ -317,24 +317,20 @@ impl<S: Samples> StepMaker<S> {
             let mut chunks = own.chunks(self.config.micro_batch_size);
             for _ in 0..num_micro_batches {
                 let numbers = chunks.next().unwrap_or_default();
-                let is_empty = numbers.is_empty();
-                let known = foreign.clone().filter(|_| is_empty);
-                let batch = match known {
-                    Some(foreign) => foreign,
+                let batch = match &foreign {
+                    _ if !numbers.is_empty() => self.samples.batch(&self.draws(numbers, stop))?,
+                    Some(foreign) => foreign.clone(),
                     None => {
-                        let filled = if is_empty { &all[..1] } else { numbers };
-                        self.samples.batch(&self.draws(filled, stop))?
+                        let batch = self.samples.batch(&self.draws(&all[..1], stop))?;
+                        foreign.insert(batch).clone()
                     }
                 };
-                if is_empty {
-                    foreign.get_or_insert_with(|| batch.clone());
-                }
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
                 }
                 micro_batches.push(MicroBatch {
                     num_samples: numbers.len(),
-                    weight: self.weight(numbers, stop),
+                    weight: self.weight(numbers, stop)?,
                     batch,
                 });
             }
@@ -342,7 +338,7 @@ impl<S: Samples> StepMaker<S> {
         Ok(Some(LoadedStep {
             step_in_epoch,
             global_num_samples: all.len(),
-            global_weight: self.checked_weight(&all, stop)?,
+            global_weight: self.weight(&all, stop)?,
             micro_batches,
         }))
     }
@@ -352,26 +348,17 @@ impl<S: Samples> StepMaker<S> {
         Draws::new(epoch, self.samples.len(), numbers, stop)
     }
 
-    /// Returns the weight of the samples of a step over all shards.
-    fn checked_weight(&self, numbers: &[usize], stop: &AtomicBool) -> Result<f64, DatasetError> {
-        let draws = self.draws(numbers, stop);
-        let wrong = draws.iter().find(|draw| {
-            let weight = self.samples.weight(*draw);
-            !(weight >= 0.0 && weight.is_finite())
+    /// Returns the sum of the weights of these draws.
+    fn weight(&self, numbers: &[usize], stop: &AtomicBool) -> Result<f64, DatasetError> {
+        let weights = self.draws(numbers, stop).iter().map(|draw| {
+            let weight = self.samples.weight(draw);
+            if weight >= 0.0 && weight.is_finite() {
+                return Ok(weight);
+            }
+            let expected = format!("0 or more for sample {}", draw.index);
+            Err(DatasetError::config("weight", expected, weight))
         });
-        match wrong {
-            Some(draw) => Err(DatasetError::config(
-                "weight",
-                format!("0 or more for sample {}", draw.index),
-                self.samples.weight(draw),
-            )),
-            None => Ok(self.weight(numbers, stop)),
-        }
-    }
-
-    fn weight(&self, numbers: &[usize], stop: &AtomicBool) -> f64 {
-        let draws = self.draws(numbers, stop);
-        draws.iter().map(|draw| self.samples.weight(draw)).sum()
+        weights.sum()
     }
 }
 

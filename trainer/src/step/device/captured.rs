@@ -129,7 +129,7 @@ impl<T: Task> Capture<T> {
                 &mut replica.optimizer,
                 self.clip,
                 &self.task,
-                (batch, &inputs),
+                (key, batch, &inputs),
                 self.computation,
                 step,
             );
@@ -240,13 +240,12 @@ impl<T: Task> CapturedTraining<T> {
         optimizer: &mut DeviceOptimizer,
         clip: Option<Clip>,
         task: &Arc<T>,
-        (batch, inputs): (&BatchOf<T>, &[Tensor<1>]),
+        (key, batch, inputs): (Key, &BatchOf<T>, &[Tensor<1>]),
         computation: Computation,
         step: &Step,
     ) -> Option<Self> {
         let weight_factor = step.weight_factor;
         let divisor = step.divisor as f64;
-        let key = (batch.sizes(), weight_factor.unwrap_or(1.0) / divisor);
         let inputs: Vec<_> = inputs
             .iter()
             .cloned()
