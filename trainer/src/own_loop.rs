@@ -26,21 +26,22 @@ use distributed::watchdog::Phase;
 use records::{DatasetFacts, Manifest, RunProgress, Summary};
 use serde_json::json;
 
-use crate::config::{ComputeSection, ConfigError, SyncConfig};
+use crate::config::cli::{ModelSection, TrainArgs};
+use crate::config::{ComputeSection, ConfigError, DatasetKind, SyncConfig, invalid};
 use crate::measure::energy::{self, EnergyMeter};
 use crate::measure::gather::{self, SessionTimes, accepted_by_root, total_scores_with};
 use crate::measure::manifest;
 use crate::measure::metrics::StepLine;
 use crate::measure::report::Reporter;
 use crate::measure::timer::Timer;
+use crate::model::family::seed_draws;
 use crate::run::checkpoint::{Checkpoint, CheckpointStore, Damaged, Progress};
 use crate::run::checkpointer::{Checkpointer, RunFacts};
 use crate::run::directory::{CHECKPOINTS, LOG, METRICS, PROGRESS, RunDirectory, holder};
-use crate::run::identity;
+use crate::run::identity::{self, first_difference};
 use crate::run::metrics_file::MetricsFile;
 use crate::run::progress_file::ProgressFile;
-use crate::step::sum_stepper::SumStepper;
-use crate::step::{Clip, CustomOptimizer, StepConfig, StepContext, TrainingState};
+use crate::step::{Clip, CustomOptimizer, StepConfig, StepContext, Stepper};
 use crate::world::launch::{self, Start};
 use crate::world::stop::StopFlag;
 
@@ -134,12 +135,13 @@ pub fn launch<T: Termination>(work: impl FnOnce(&World, &Device) -> Result<T>) -
 /// Norm statistics are those of each rank. Evaluations and saved models have their mean.
 #[derive(Debug)]
 pub struct OwnLoop<M> {
-    stepper: SumStepper<M>,
+    stepper: Stepper<M>,
     config: OwnLoopConfig,
     communicator: Arc<dyn Communicator>,
     stop: StopFlag,
     reporter: Reporter,
-    manifest: Manifest,
+    /// Time of the session's start, as in its manifest.
+    started: String,
     /// The files of the run, on root.
     directory: Option<RunDirectory>,
     metrics: Option<MetricsFile>,
@@ -151,10 +153,11 @@ pub struct OwnLoop<M> {
     /// Scores of this rank in this session of the epoch.
     own: ScoreSums,
     times: SessionTimes,
+    /// True from the first pass of a step to its update.
+    is_in_step: bool,
     /// True during the steps of an epoch.
     measures_energy: bool,
     learning_rate: f64,
-    bytes_sent: u64,
     /// Start of the session.
     start: Instant,
     /// When this session began the epoch.
@@ -163,8 +166,8 @@ pub struct OwnLoop<M> {
     since: Instant,
     /// True if the ranks have agreed to stop.
     should_stop: bool,
-    /// The position of the last checkpoint in this session.
-    saved: Option<(u64, u64)>,
+    /// True if a checkpoint has all steps.
+    is_saved: bool,
 }
 
 impl<M: Module> OwnLoop<M> {
@@ -185,14 +188,12 @@ impl<M: Module> OwnLoop<M> {
         check(config)?;
         let communicator = Arc::clone(&world.communicator);
         let reporter = world.reporter.clone();
-        identity::compare(settings(config), &*communicator)?;
-        let devices = model.devices();
-        let mut stepper = SumStepper::new(
-            model,
-            step_config(config, optimizer.into(), world),
-            config.seed,
-            Arc::clone(&communicator),
-        )?;
+        let mut settings = of_run(config);
+        settings.insert("--epochs".to_owned(), config.epochs.to_string());
+        settings.insert("--resume".to_owned(), config.resume.to_string());
+        identity::compare(settings.into_iter().collect(), &*communicator)?;
+        let step_config = step_config(config, optimizer.into(), world);
+        let mut stepper = Stepper::of_custom_loop(model, step_config, Arc::clone(&communicator))?;
         let own = if world.is_root() {
             open(config, &*communicator)
         } else {
@@ -219,8 +220,7 @@ impl<M: Module> OwnLoop<M> {
                 progress = state.progress;
             }
         }
-        let device = devices.first().map_or_else(Device::default, Clone::clone);
-        let manifest = manifest(config, &*communicator, &device)?;
+        let manifest = manifest(config, &*communicator, stepper.device())?;
         let mut metrics = None;
         if let Some(directory) = &directory {
             let (file, warning) = MetricsFile::open(&directory.file(METRICS), progress.epoch)?;
@@ -247,7 +247,7 @@ impl<M: Module> OwnLoop<M> {
             communicator,
             stop: world.stop.clone(),
             reporter,
-            manifest,
+            started: manifest.started,
             directory,
             metrics,
             progress_file: ProgressFile::new(path, record),
@@ -255,14 +255,14 @@ impl<M: Module> OwnLoop<M> {
             earlier: progress.epoch_scores.clone(),
             own: ScoreSums::default(),
             times: SessionTimes::starting_at(progress.step + WARMUP_STEPS, timer, energy),
+            is_in_step: false,
             measures_energy: false,
             learning_rate: 0.0,
-            bytes_sent: 0,
             start: now,
             epoch_start: now,
             since: now,
             should_stop,
-            saved: config.resume.then_some((progress.step, progress.epoch)),
+            is_saved: config.resume,
             progress,
         })
     }
@@ -351,10 +351,12 @@ impl<M: Module> OwnLoop<M> {
         self.stepper.expect_parts(&parts)?;
         let context = self.context(learning_rate);
         self.pass(&context, true, loss)?;
+        self.is_in_step = false;
         let end = self.stepper.update(&context, &parts, &self.times.timer)?;
+        let own = end.scores.unwrap_or_default();
+        self.is_saved = false;
         self.should_stop |= end.stop;
         self.learning_rate = learning_rate;
-        self.bytes_sent = self.stepper.bytes_sent();
         let duration = self.since.elapsed();
         let step = self.progress.step;
         self.progress.step += 1;
@@ -363,7 +365,7 @@ impl<M: Module> OwnLoop<M> {
             epoch: self.progress.epoch,
             step_in_epoch: self.progress.step_in_epoch - 1,
             steps_per_epoch: 0,
-            scores: end.own.clone(),
+            scores: own.clone(),
             learning_rate,
             duration,
             seconds: self.times.timer.take_step(),
@@ -372,7 +374,7 @@ impl<M: Module> OwnLoop<M> {
         };
         self.progress_file.step(&line, self.progress.step);
         self.times.add_step(step, end.num_samples, duration);
-        self.own += end.own;
+        self.own += own;
         self.checkpointer.look()?;
         self.since = Instant::now();
         Ok(())
@@ -398,7 +400,11 @@ impl<M: Module> OwnLoop<M> {
         };
         let sums = self.total(&own)?;
         self.since = Instant::now();
-        let metrics = means(&sums);
+        let mut metrics = sums.metrics.clone();
+        metrics.retain(|name, sum| {
+            *sum /= sums.num_samples as f64;
+            !["top1_correct", "top5_correct"].contains(&name.as_str())
+        });
         sums.evaluation(metrics).ok_or_else(|| {
             anyhow::anyhow!(
                 "evaluate: expected samples on at least one rank, got none; give a rank some"
@@ -463,33 +469,25 @@ impl<M: Module> OwnLoop<M> {
     /// # Errors
     /// If a file cannot be written, or parameters differ between ranks.
     pub fn finish(mut self) -> Result<M> {
-        if self.saved != Some(self.position()) && self.progress.step > 0 {
+        if !self.is_saved && self.progress.step > 0 {
             self.save()?;
         }
-        let communicator = Arc::clone(&self.communicator);
-        let parameter_hash = check_fingerprint(self.model(), &*communicator, self.progress.epoch)?;
+        let communicator = &*self.communicator;
+        let parameter_hash = check_fingerprint(self.model(), communicator, self.progress.epoch)?;
         self.checkpointer.finish()?;
-        let world = self.times.take_session().gather(&*communicator)?;
+        let world = self.times.take_session().gather(communicator)?;
         let summary = Summary {
-            started: self.manifest.started.clone(),
-            epochs: self.progress.epoch,
-            steps: self.progress.step,
-            images: self.progress.num_images(),
-            final_epoch: self.progress.last_record.clone(),
-            parameter_hash,
+            started: self.started,
+            parameter_hash: parameter_hash.to_string(),
             seconds_total: self.start.elapsed().as_secs_f64(),
-            images_per_second: world[gather::slowest_rank(&world)].steps.speed,
-            slowest_rank: gather::straggler(&world),
-            rank_seconds: gather::rank_seconds(&world),
-            peak_memory_bytes: gather::peak_memory_bytes(&world),
             stopped_early: self.progress.epoch < self.config.epochs,
-            ..Summary::default()
+            ..self.progress.summary(&world)
         };
         if let Some(directory) = &self.directory {
             directory.finish(&summary)?;
         }
         self.reporter.finish(&summary);
-        Ok(self.stepper.into_model())
+        Ok(self.stepper.finish()?.0)
     }
 
     fn context(&self, learning_rate: f64) -> StepContext {
@@ -516,6 +514,11 @@ impl<M: Module> OwnLoop<M> {
             stop: is_last && self.stop.is_raised(),
             ..*context
         };
+        if !std::mem::replace(&mut self.is_in_step, true) {
+            self.stepper.begin(&context);
+            let place = (self.config.seed, self.communicator.rank());
+            seed_draws(self.stepper.device(), place, context.step);
+        }
         self.stepper.pass(&context, is_last, timer, loss)
     }
 
@@ -550,40 +553,29 @@ impl<M: Module> OwnLoop<M> {
 
     /// Returns a record with what this loop has measured in the fields that have no value.
     fn complete(&mut self, record: EpochRecord) -> Result<EpochRecord> {
-        let communicator = Arc::clone(&self.communicator);
-        let world = self.times.take_epoch().gather(&*communicator)?;
+        let communicator = &*self.communicator;
+        let mut world = self.times.take_epoch().gather(communicator)?;
         self.progress_file.epoch(&world);
-        let own = &world[0];
-        let mut seconds = own.seconds;
+        let own = &mut world[0];
         // Whatever the loop does between two steps provides their data.
-        seconds.data += (own.steps_total.as_secs_f64() - seconds.step_total()).max(0.0);
+        let between = own.steps_total.as_secs_f64() - own.seconds.step_total();
+        own.seconds.data += between.max(0.0);
         let scores = &self.progress.epoch_scores;
-        Ok(EpochRecord {
+        let loss = (scores.num_samples > 0).then(|| scores.loss_mean());
+        let traffic = self.stepper.take_traffic();
+        let record = EpochRecord {
             epoch: self.progress.epoch,
             step: self.progress.step,
-            train_loss: record
-                .train_loss
-                .or_else(|| (scores.num_samples > 0).then(|| scores.loss_mean())),
+            train_loss: record.train_loss.or(loss),
             train_num_samples: scores.num_samples,
-            images_per_second: gather::images_per_second(&world),
             learning_rate: self.learning_rate,
-            exposed_communication_share: seconds.communication
-                / seconds.step_total().max(f64::MIN_POSITIVE),
-            seconds,
-            num_steps: Some(own.num_steps),
             seconds_total: self.epoch_seconds(),
-            peak_memory_bytes: gather::peak_memory_bytes(&world),
-            bytes_sent_per_step: self.bytes_sent,
+            bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
             num_ranks: communicator.world_size(),
-            joules_per_image: gather::joules_per_image(&world, communicator.topology().num_nodes),
             ..record
-        })
-    }
-
-    /// Returns the steps of the run and its epoch. An epoch ends after its last step, so both are
-    /// needed.
-    fn position(&self) -> (u64, u64) {
-        (self.progress.step, self.progress.epoch)
+        };
+        let num_nodes = communicator.topology().num_nodes;
+        Ok(gather::with_measurements(record, &world, num_nodes))
     }
 
     fn write_checkpoint(&mut self) -> Result<()> {
@@ -596,7 +588,7 @@ impl<M: Module> OwnLoop<M> {
                 directory.expect_in_place()?;
             }
             Ok(RunFacts {
-                config: saved_settings(&self.config),
+                config: json!({ KIND: of_run(&self.config) }),
                 ..RunFacts::default()
             })
         };
@@ -605,7 +597,7 @@ impl<M: Module> OwnLoop<M> {
             self.checkpointer
                 .save(&self.stepper, None, &progress, facts)?;
         }
-        self.saved = Some(self.position());
+        self.is_saved = true;
         self.since = Instant::now();
         Ok(())
     }
@@ -613,26 +605,25 @@ impl<M: Module> OwnLoop<M> {
 
 /// Checks the values of the settings.
 fn check(config: &OwnLoopConfig) -> Result<(), ConfigError> {
-    let problem = match config {
-        OwnLoopConfig {
-            clip_grad_norm: Some(norm),
-            ..
-        } if norm.is_nan() || *norm <= 0.0 => {
-            format!(
-                "--clip-grad-norm: expected a number above 0, got {norm}; remove it for no limit"
-            )
-        }
-        OwnLoopConfig { epochs: 0, .. } => {
-            "--epochs: expected 1 or more, got 0; give the number of epochs".to_owned()
-        }
-        OwnLoopConfig {
-            resume: true,
-            output_dir: None,
-            ..
-        } => "--resume: expected the directory of a run, got none; give --output-dir".to_owned(),
-        _ => return Ok(()),
+    let norm = config.clip_grad_norm.unwrap_or(1.0);
+    let (option, expected, got) = if norm.is_nan() || norm <= 0.0 {
+        (
+            "--clip-grad-norm",
+            "a number above 0, or none for no limit",
+            norm.to_string(),
+        )
+    } else if config.epochs == 0 {
+        ("--epochs", "1 or more", "0".to_owned())
+    } else if config.resume && config.output_dir.is_none() {
+        (
+            "--resume",
+            "the directory of a run in --output-dir",
+            "none".to_owned(),
+        )
+    } else {
+        return Ok(());
     };
-    Err(ConfigError(problem))
+    Err(invalid(option, expected, got))
 }
 
 fn step_config(config: &OwnLoopConfig, optimizer: LoopOptimizer, world: &World) -> StepConfig {
@@ -648,58 +639,33 @@ fn step_config(config: &OwnLoopConfig, optimizer: LoopOptimizer, world: &World) 
     }
 }
 
-/// Returns the settings that are equal on all ranks, as (name, value).
-fn settings(config: &OwnLoopConfig) -> Vec<(String, String)> {
-    let own = [
-        ("--epochs", config.epochs.to_string()),
-        ("--resume", config.resume.to_string()),
-    ];
-    let own = own.map(|(name, value)| (name.to_owned(), value));
-    own.into_iter().chain(of_run(config)).collect()
-}
-
 /// Returns the settings that are equal in all sessions of a run.
 fn of_run(config: &OwnLoopConfig) -> BTreeMap<String, String> {
     let clip = config.clip_grad_norm;
-    let own = [
-        ("--seed".to_owned(), config.seed.to_string()),
-        (
-            "--clip-grad-norm".to_owned(),
-            clip.map_or("no limit".to_owned(), |norm| norm.to_string()),
-        ),
-    ];
-    config.options.clone().into_iter().chain(own).collect()
-}
-
-fn saved_settings(config: &OwnLoopConfig) -> serde_json::Value {
-    json!({ KIND: of_run(config) })
+    let clip = clip.map_or("no limit".to_owned(), |norm| norm.to_string());
+    let mut settings = config.options.clone();
+    settings.insert("--seed".to_owned(), config.seed.to_string());
+    settings.insert("--clip-grad-norm".to_owned(), clip);
+    settings
 }
 
 /// Returns the text of `run.toml`, in the sections of the trainer.
 fn run_toml(config: &OwnLoopConfig) -> Result<String> {
-    // TOML has no null.
-    let section = |(name, value): (&str, serde_json::Value)| {
-        let keys = value.as_object().cloned().unwrap_or_default();
-        let present = keys.into_iter().filter(|(_, value)| !value.is_null());
-        (name.to_owned(), present.collect::<serde_json::Map<_, _>>())
-    };
     let program = std::env::current_exe().unwrap_or_default();
     let program = program.file_stem().unwrap_or_default().to_string_lossy();
-    let sections = [
-        ("model", json!({ "model": program })),
-        ("data", json!({ "dataset": "custom" })),
-        ("schedule", json!({ "epochs": config.epochs })),
-        (
-            "run",
-            json!({ "seed": config.seed, "output-dir": config.output_dir }),
-        ),
-        (
-            "optimizer",
-            json!({ "clip-grad-norm": config.clip_grad_norm }),
-        ),
-        ("options", json!(config.options)),
-    ];
-    let sections: BTreeMap<_, _> = sections.into_iter().map(section).collect();
+    let mut args = TrainArgs {
+        model: ModelSection::from_iter([("model", &*program)]),
+        ..TrainArgs::default()
+    };
+    args.data.dataset = Some(DatasetKind::Custom);
+    args.schedule.epochs = Some(config.epochs);
+    args.run.seed = Some(config.seed);
+    args.run.output_dir.clone_from(&config.output_dir);
+    args.optimizer.clip_grad_norm = config.clip_grad_norm;
+    let mut sections = toml::Table::try_from(args)?;
+    let options = toml::Table::try_from(&config.options)?;
+    sections.insert("options".to_owned(), options.into());
+    sections.retain(|_, section| section.as_table().is_some_and(|keys| !keys.is_empty()));
     Ok(toml::to_string(&sections)?)
 }
 
@@ -721,24 +687,18 @@ fn open(
         directory.expect_unfinished()?;
         return Ok((Some(directory), None));
     };
-    let before = &checkpoint.state.config[KIND];
-    let before: Option<BTreeMap<String, String>> = serde_json::from_value(before.clone()).ok();
     let place = checkpoint.directory.display();
-    let Some(before) = before else {
+    let before = &checkpoint.state.config[KIND];
+    let Ok(before) = serde_json::from_value(before.clone()) else {
         return Err(ConfigError(format!(
             "resume: {place} is a checkpoint of another kind of program, expected one of a custom loop. Resume it with its program, or \
              choose another --output-dir"
         ))
         .into());
     };
-    let now = of_run(config);
-    let shown = |value: Option<&String>| value.map_or("none", String::as_str).to_owned();
-    let differs = |name: &&String| before.get(*name) != now.get(*name);
-    if let Some(name) = before.keys().chain(now.keys()).find(differs) {
+    if let Some([name, expected, got]) = first_difference(&before, &of_run(config)) {
         return Err(ConfigError(format!(
-            "resume: {name}: expected {} as in {place}, got {}. Resume with the value of the run, or choose another --output-dir",
-            shown(before.get(name)),
-            shown(now.get(name))
+            "resume: {name}: expected {expected} as in {place}, got {got}. Resume with the value of the run, or choose another --output-dir"
         ))
         .into());
     }
@@ -758,16 +718,4 @@ fn manifest(
         ..DatasetFacts::default()
     };
     Ok(manifest::of_this_launch(hash, launch, dataset))
-}
-
-/// Returns the metrics besides the accuracies, divided by the number of samples.
-fn means(sums: &ScoreSums) -> BTreeMap<String, f64> {
-    let others = sums
-        .metrics
-        .iter()
-        .filter(|(name, _)| !["top1_correct", "top5_correct"].contains(&name.as_str()));
-    let num_samples = sums.num_samples as f64;
-    others
-        .map(|(name, sum)| (name.clone(), sum / num_samples))
-        .collect()
 }

@@ -422,28 +422,18 @@ fn manifest(
 }
 
 fn summary<M>(outcome: &Outcome<M>, manifest: &Manifest, total: Duration) -> Summary {
-    let slowest = &outcome.world[gather::slowest_rank(&outcome.world)];
     let progress = &outcome.progress;
     Summary {
         started: manifest.started.clone(),
-        epochs: progress.epoch,
-        steps: progress.step,
-        images: progress.num_images(),
-        final_epoch: progress.last_record.clone(),
-        best: progress.best.clone(),
         test: outcome.test.clone(),
         patience_ended_after: outcome
             .is_exhausted
             .then_some(progress.evaluations_since_best),
         parameter_hash: outcome.parameter_hash.clone(),
         seconds_total: total.as_secs_f64(),
-        images_per_second: slowest.steps.speed,
-        slowest_rank: gather::straggler(&outcome.world),
-        rank_seconds: gather::rank_seconds(&outcome.world),
-        peak_memory_bytes: gather::peak_memory_bytes(&outcome.world),
         staleness: outcome.staleness.clone(),
-        skipped_steps: progress.skipped_steps,
         stopped_early: outcome.stopped_early,
+        ..progress.summary(&outcome.world)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use distributed::{Communicator, ROOT};
-use records::{RankSeconds, Seconds, SlowestRank};
+use records::{EpochRecord, RankSeconds, Seconds, SlowestRank};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -243,11 +243,30 @@ pub fn slowest_rank(world: &[RankTimes]) -> usize {
 }
 
 /// Returns global samples divided by the slowest rank's time; 0 if no step was measured.
-pub fn images_per_second(world: &[RankTimes]) -> f64 {
+fn images_per_second(world: &[RankTimes]) -> f64 {
     world[slowest_rank(world)]
         .steps
         .speed
         .map_or(0.0, |speed| speed.mean)
+}
+
+/// Returns the record of an epoch with the measurements of all ranks, given on root.
+pub fn with_measurements(
+    record: EpochRecord,
+    world: &[RankTimes],
+    num_nodes: usize,
+) -> EpochRecord {
+    let seconds = world[0].seconds;
+    EpochRecord {
+        images_per_second: images_per_second(world),
+        seconds,
+        num_steps: Some(world[0].num_steps),
+        peak_memory_bytes: peak_memory_bytes(world),
+        exposed_communication_share: seconds.communication
+            / seconds.step_total().max(f64::MIN_POSITIVE),
+        joules_per_image: joules_per_image(world, num_nodes),
+        ..record
+    }
 }
 
 /// Returns the joules of all machines per sample.

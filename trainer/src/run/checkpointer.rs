@@ -1,6 +1,6 @@
 //! Saves and resumes a run: checkpoints that root writes and reads for all ranks.
 //!
-//! In: a [`TrainingState`] and its [`Progress`]. Out: checkpoints; a restored state.
+//! In: a [`Stepper`] and its [`Progress`]. Out: checkpoints; a restored state.
 //! Invariant: root chooses the checkpoint and sends it; no other rank reads the disk. A checkpoint
 //! has every rank's norm statistics and residual of compression, so the same number of ranks
 //! continues with the same bits. On another number of ranks all take the mean of the statistics,
@@ -30,7 +30,7 @@ use crate::run::checkpoint::{
 };
 use crate::run::directory::{CHECKPOINTS, RunDirectory};
 use crate::run::session::Session;
-use crate::step::TrainingState;
+use crate::step::Stepper;
 use crate::step::ema::Ema;
 use crate::task::{ModelInput, Task};
 
@@ -117,9 +117,9 @@ impl Checkpointer {
     /// # Errors
     /// If root cannot write this checkpoint or could not write the last one, if `facts` fails, or a
     /// collective fails.
-    pub fn save<S: TrainingState>(
+    pub fn save<M: Module>(
         &mut self,
-        stepper: &S,
+        stepper: &Stepper<M>,
         ema: Option<&Ema>,
         progress: &Progress,
         facts: impl FnOnce() -> Result<RunFacts>,
@@ -265,9 +265,9 @@ impl Checkpointer {
     ///
     /// # Errors
     /// If the checkpoint is not one of this model, or cannot be read.
-    pub fn resume<S: TrainingState>(
+    pub fn resume<M: Module>(
         &self,
-        stepper: &mut S,
+        stepper: &mut Stepper<M>,
         ema: Option<&mut Ema>,
         found: Option<(&Checkpoint, &[Damaged])>,
     ) -> Result<Option<CheckpointState>> {
@@ -315,7 +315,7 @@ impl Checkpointer {
             let layout = ParameterLayout::statistics(&model);
             model = with_values(model, &layout, own, "norm statistics of a rank")?;
         }
-        stepper.restore(model, &tensors.optimizer, state.loss_scale)?;
+        stepper.restore(model, &tensors.optimizer, Some(state.loss_scale))?;
         if let Some(fresh) = stepper.reduction_state() {
             ensure!(
                 tensors.factors.is_empty() || tensors.factors.len() == fresh.factors.len(),

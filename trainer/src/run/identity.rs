@@ -90,25 +90,27 @@ pub fn compare(own: Vec<(String, String)>, communicator: &dyn Communicator) -> R
     };
     let root = facts(ROOT)?;
     for rank in 0..all.len() {
-        let theirs = facts(rank)?;
-        // Another program may have other options, too, so its version comes first.
-        let program = ["version", "commit"].into_iter();
-        let mut names = program.chain(root.keys().chain(theirs.keys()).map(String::as_str));
-        if let Some(what) = names.find(|what| root.get(*what) != theirs.get(*what)) {
-            let shown = |facts: &BTreeMap<String, String>| {
-                let value = facts.get(what).cloned().unwrap_or_default();
-                if value.is_empty() {
-                    "none".to_owned()
-                } else {
-                    value
-                }
-            };
+        if let Some([what, expected, got]) = first_difference(&root, &facts(rank)?) {
             bail!(
-                "start: {what} of rank {rank} differs from root's: expected {}, got {}; start all ranks with the same program, flags and data",
-                shown(&root),
-                shown(&theirs)
+                "start: {what} of rank {rank} differs from root's: expected {expected}, got {got}; start all ranks with the same program, flags and data"
             );
         }
     }
     Ok(())
+}
+
+/// Returns the name of the first fact that differs, and its two values. Another program may have
+/// other options, too, so its version comes first.
+pub fn first_difference(
+    expected: &BTreeMap<String, String>,
+    got: &BTreeMap<String, String>,
+) -> Option<[String; 3]> {
+    let program = ["version", "commit"].into_iter();
+    let mut names = program.chain(expected.keys().chain(got.keys()).map(String::as_str));
+    let name = names.find(|name| expected.get(*name) != got.get(*name))?;
+    let shown = |facts: &BTreeMap<String, String>| {
+        let value = facts.get(name).filter(|value| !value.is_empty());
+        value.cloned().unwrap_or("none".to_owned())
+    };
+    Some([name.to_owned(), shown(expected), shown(got)])
 }

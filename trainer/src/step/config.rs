@@ -132,8 +132,8 @@ pub(super) struct Step {
     pub(super) num_micro_steps: usize,
     /// Samples of this rank.
     pub(super) num_own: usize,
-    /// Samples of all ranks.
-    pub(super) num_global: usize,
+    /// Samples of all ranks; `None` in a custom loop, where only the headers have their number.
+    pub(super) num_global: Option<usize>,
     /// Divisor of this rank's summed losses.
     pub(super) divisor: usize,
     /// Factor that turns the mean over samples into the mean by their weights, unless it is 1.
@@ -149,6 +149,8 @@ pub(super) struct Step {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreed {
     pub(super) stop: bool,
+    /// Samples of all ranks, if the ranks sent headers; otherwise 0.
+    pub(super) num_samples: u64,
     pub(super) traffic: Traffic,
 }
 

@@ -15,10 +15,10 @@ pub mod gradient_noise;
 pub mod loss_scale;
 pub mod norm_reducer;
 pub mod readback;
-pub mod sum_stepper;
 pub mod sync_plan;
 
 mod config;
+mod custom;
 mod device;
 mod host;
 
@@ -33,7 +33,7 @@ use datasets::{LoadedStep, MicroBatch};
 use distributed::gradients::{MicroStepConfig, ReductionState};
 use distributed::replica::{ElementOrder, ParameterLayout, broadcast_module, replace, tensors};
 use distributed::watchdog::Phase;
-use distributed::{CollectiveError, Communicator};
+use distributed::{CollectiveError, Communicator, ROOT};
 use kernels::arena::keep_freed_memory;
 use layers::PassContext;
 use layers::backend::{GradientHook, StatisticsReducer};
@@ -46,17 +46,18 @@ use self::host::HostReplica;
 pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use crate::config::{LossScaling, OptimizerChoice, SyncMethod};
+use crate::config::{OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::task::{BatchOf, PassSize, Task, UnreadPass};
 
 /// A model in training on one rank.
 #[derive(Debug)]
-pub struct Stepper<T: Task> {
-    task: Arc<T>,
-    model: T::Model,
-    replica: Replica<T>,
+pub struct Stepper<M> {
+    model: M,
+    replica: Replica,
+    /// True if the model's layers take a pass context.
+    supports_pass_context: bool,
     loss_scale: LossScale,
     statistics: ParameterLayout,
     layout: ParameterLayout,
@@ -72,10 +73,10 @@ pub struct Stepper<T: Task> {
 
 /// The place of gradients and parameters.
 #[derive(Debug)]
-enum Replica<T: Task> {
+enum Replica {
     Host(Box<HostReplica>),
     /// On the device of the only rank.
-    Device(Box<DeviceReplica<T>>),
+    Device(Box<DeviceReplica>),
 }
 
 /// The end of a step.
@@ -83,6 +84,8 @@ enum Replica<T: Task> {
 pub struct StepEnd {
     /// True if the ranks agreed to stop after the step; identical on all ranks.
     pub stop: bool,
+    /// Samples of all ranks, if the ranks sent headers; otherwise 0.
+    pub num_samples: u64,
     /// Identical on all ranks.
     pub outcome: StepOutcome,
     /// Scores of this rank that were not returned before; `None` for a skipped step, or without
@@ -103,77 +106,7 @@ pub enum StepOutcome {
     Overflowed(LossScale),
 }
 
-/// A model in training, as a checkpoint has it.
-pub trait TrainingState {
-    type Model: Module;
-
-    fn model(&self) -> &Self::Model;
-
-    /// Returns the parameters, flat in module order.
-    fn parameters(&self) -> Cow<'_, [f32]>;
-
-    fn optimizer_state(&self) -> OptimizerState;
-
-    /// Returns the state of the gradients' reduction between two steps.
-    fn reduction_state(&self) -> Option<ReductionState> {
-        None
-    }
-
-    fn loss_scale(&self) -> LossScale {
-        LossScale::new(LossScaling::None)
-    }
-
-    /// Continues from a saved model and state, which are those of this kind of optimizer.
-    /// Collective: all ranks.
-    fn restore(
-        &mut self,
-        model: Self::Model,
-        state: &OptimizerState,
-        loss_scale: LossScale,
-    ) -> Result<()>;
-
-    /// Restores the state that the reduction had after `num_steps` steps.
-    fn restore_reduction(&mut self, _num_steps: u64, _state: &ReductionState) {}
-}
-
-impl<T: Task> TrainingState for Stepper<T> {
-    type Model = T::Model;
-
-    fn model(&self) -> &T::Model {
-        self.model()
-    }
-
-    fn parameters(&self) -> Cow<'_, [f32]> {
-        self.parameters()
-    }
-
-    fn optimizer_state(&self) -> OptimizerState {
-        self.optimizer_state()
-    }
-
-    fn reduction_state(&self) -> Option<ReductionState> {
-        self.reduction_state()
-    }
-
-    fn loss_scale(&self) -> LossScale {
-        self.loss_scale()
-    }
-
-    fn restore(
-        &mut self,
-        model: T::Model,
-        state: &OptimizerState,
-        loss_scale: LossScale,
-    ) -> Result<()> {
-        self.restore(model, state, Some(loss_scale))
-    }
-
-    fn restore_reduction(&mut self, num_steps: u64, state: &ReductionState) {
-        self.restore_reduction(num_steps, state);
-    }
-}
-
-impl<T: Task> Stepper<T> {
+impl<M: Module> Stepper<M> {
     /// Copies root's parameters and norm statistics to every rank and plans the buckets. From here
     /// on the process keeps the memory that steps free ([`keep_freed_memory`]). Collective: all
     /// ranks.
@@ -183,33 +116,58 @@ impl<T: Task> Stepper<T> {
     /// # Errors
     /// If the ranks' models differ in structure, options of `config` exclude each other, or
     /// `--batch-norm sync` is given and the model has no norm that supports it.
-    pub fn new(
-        task: Arc<T>,
-        model: T::Model,
+    pub fn new<T: Task<Model = M>>(
+        task: &Arc<T>,
+        model: M,
         config: StepConfig,
         communicator: Arc<dyn Communicator>,
         device: &Device,
     ) -> Result<Self> {
-        let model = broadcast_module(model, &*communicator, 0)?;
-        keep_freed_memory();
         let is_on_device = config.sync.updates_on_device(communicator.world_size());
-        check(&config, is_on_device)?;
-        let replica = if is_on_device {
-            let task = Arc::clone(&task);
-            Replica::Device(Box::new(DeviceReplica::new(task, &config, &model, device)?))
-        } else {
-            Replica::Host(Box::new(HostReplica::new(&config, &model, &communicator)?))
+        let supports_pass_context = task.supports_pass_context(&model);
+        let device_replica = |config: &StepConfig, model: &M| {
+            is_on_device.then(|| DeviceReplica::new(task, config, model, device))
+        };
+        let device = device.clone().autodiff();
+        Self::start(
+            model,
+            supports_pass_context,
+            config,
+            communicator,
+            device,
+            device_replica,
+        )
+    }
+
+    /// As [`new`](Self::new), with the replica of `device_replica`, or else one in main memory.
+    fn start(
+        model: M,
+        supports_pass_context: bool,
+        config: StepConfig,
+        communicator: Arc<dyn Communicator>,
+        device: Device,
+        device_replica: impl FnOnce(&StepConfig, &M) -> Option<Result<DeviceReplica>>,
+    ) -> Result<Self> {
+        let model = broadcast_module(model, &*communicator, ROOT)?;
+        keep_freed_memory();
+        check(
+            &config,
+            config.sync.updates_on_device(communicator.world_size()),
+        )?;
+        let replica = match device_replica(&config, &model) {
+            Some(replica) => Replica::Device(Box::new(replica?)),
+            None => Replica::Host(Box::new(HostReplica::new(&config, &model, &communicator)?)),
         };
         let mut stepper = Self {
-            task,
             replica,
+            supports_pass_context,
             loss_scale: LossScale::new(config.loss_scale),
             statistics: ParameterLayout::statistics(&model),
             layout: ParameterLayout::new(&model),
             traffic: StepTraffic::default(),
             has_checked_norms: false,
             backward_start: Instant::now(),
-            device: device.clone().autodiff(),
+            device,
             model: model.clone(),
             communicator,
             config,
@@ -233,8 +191,9 @@ impl<T: Task> Stepper<T> {
     /// # Collective
     /// Must be called by all ranks, with equal contexts except for `stop` and
     /// `keeps_gradients`.
-    pub fn step(
+    pub fn step<T: Task<Model = M>>(
         &mut self,
+        task: &Arc<T>,
         context: StepContext,
         loaded: LoadedStep<BatchOf<T>>,
         timer: &Timer,
@@ -242,7 +201,8 @@ impl<T: Task> Stepper<T> {
         timer.begin_step(context.epoch, context.step);
         let step = self.plan(context, &loaded);
         if let Replica::Device(device) = &mut self.replica {
-            let replayed = device.replay(&mut self.model, &loaded.micro_batches, &step, timer);
+            let replayed =
+                device.replay(task, &mut self.model, &loaded.micro_batches, &step, timer);
             if replayed.map_err(|error| self.with_loss_scale_hint(error))? {
                 self.loss_scale.note_good_step();
                 let agreed = self.agreed(&step);
@@ -273,7 +233,7 @@ impl<T: Task> Stepper<T> {
             };
             let loss = {
                 let _forward = timer.enter(Phase::Forward);
-                self.forward(micro, &step)?
+                self.forward(&**task, micro, &step)?
             };
             let _backward = timer.enter(Phase::Backward);
             self.backward_start = Instant::now();
@@ -284,7 +244,7 @@ impl<T: Task> Stepper<T> {
         }
         let updated = match &mut self.replica {
             Replica::Host(host) => {
-                let updated = host.update(&mut self.model, &step, &self.config, timer);
+                let updated = host.update(&mut self.model, &step, &[], &self.config, timer);
                 updated.map(Some)
             }
             Replica::Device(device) => {
@@ -313,7 +273,7 @@ impl<T: Task> Stepper<T> {
         }
     }
 
-    fn plan(&self, context: StepContext, loaded: &LoadedStep<BatchOf<T>>) -> Step {
+    fn plan<B>(&self, context: StepContext, loaded: &LoadedStep<B>) -> Step {
         let micro_batches = &loaded.micro_batches;
         let num_own: usize = micro_batches.iter().map(|micro| micro.num_samples).sum();
         let mode = SyncMode::of(&self.config.sync.method, &context);
@@ -340,7 +300,7 @@ impl<T: Task> Stepper<T> {
             mode,
             num_micro_steps: loaded.micro_batches.len(),
             num_own,
-            num_global: loaded.global_num_samples,
+            num_global: Some(loaded.global_num_samples),
             divisor,
             weight_factor: weight_factor.filter(|factor| *factor != 1.0),
             loss_scale: self.loss_scale.factor(),
@@ -361,12 +321,16 @@ impl<T: Task> Stepper<T> {
 
     /// Runs the forward pass of one micro-batch and returns the loss to differentiate. Without
     /// samples there is no pass, unless other ranks wait for its share of a synchronised norm.
-    fn forward(&mut self, micro: MicroBatch<BatchOf<T>>, step: &Step) -> Result<Option<Tensor<1>>> {
+    fn forward<T: Task<Model = M>>(
+        &mut self,
+        task: &T,
+        micro: MicroBatch<BatchOf<T>>,
+        step: &Step,
+    ) -> Result<Option<Tensor<1>>> {
         let has_samples = micro.num_samples > 0;
         if !has_samples && !self.syncs_norm() {
             return Ok(None);
         }
-        let task = &self.task;
         let size = PassSize::of(&micro);
         let batch = micro.batch;
         let (read, loss_sum) = self.pass_context(has_samples).scope(|| {
@@ -384,7 +348,7 @@ impl<T: Task> Stepper<T> {
             match &mut self.replica {
                 Replica::Host(host) => {
                     let pass = UnreadPass::new(read, sum, size);
-                    host.end_forward(&**task, &mut self.model, pass)?;
+                    host.end_forward(task, &mut self.model, pass)?;
                 }
                 Replica::Device(device) => device.outputs.push(Output {
                     read,
@@ -415,6 +379,7 @@ impl<T: Task> Stepper<T> {
         let counts = !matches!(outcome, StepOutcome::Skipped(_));
         Ok(StepEnd {
             stop: agreed.stop,
+            num_samples: agreed.num_samples,
             outcome,
             scores: if counts { scores } else { None },
         })
@@ -462,14 +427,14 @@ impl<T: Task> Stepper<T> {
     }
 
     /// Returns the model in training.
-    pub fn model(&self) -> &T::Model {
+    pub fn model(&self) -> &M {
         &self.model
     }
 
     /// Ends the training; returns the model, and the number of updates of asynchronous servers by
     /// staleness.
     /// Collective: all ranks.
-    pub fn finish(self) -> Result<(T::Model, Option<Vec<u64>>)> {
+    pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
         let staleness = match self.replica {
             Replica::Host(host) => host.finish()?,
             Replica::Device(_) => None,
@@ -510,7 +475,7 @@ impl<T: Task> Stepper<T> {
     /// As [`new`](Self::new).
     pub fn restore(
         &mut self,
-        model: T::Model,
+        model: M,
         state: &OptimizerState,
         loss_scale: Option<LossScale>,
     ) -> Result<()> {
@@ -584,7 +549,7 @@ impl<T: Task> Stepper<T> {
             Replica::Host(host) => host,
         };
         if host.reducer.overlaps() {
-            if self.task.supports_pass_context(&self.model) {
+            if self.supports_pass_context {
                 "layer by layer, reduced during the backward pass"
             } else {
                 "after the backward pass, as this model hands none over, reduced by a thread"
@@ -618,9 +583,9 @@ impl<T: Task> Stepper<T> {
     }
 
     /// Trains `model` from now on.
-    fn attach(&mut self, model: T::Model) -> Result<()> {
+    fn attach(&mut self, model: M) -> Result<()> {
         ensure!(
-            !self.syncs_norm() || self.task.supports_pass_context(&model),
+            !self.syncs_norm() || self.supports_pass_context,
             "--batch-norm sync: this model has no synchronised norm (expected one that supports_pass_context). Use --batch-norm local"
         );
         self.model = match &mut self.replica {
@@ -643,7 +608,7 @@ impl<T: Task> Stepper<T> {
             context.reducer = Some(Arc::new(reducer) as Arc<dyn StatisticsReducer>);
         }
         if let Some(host) = self.host()
-            && self.task.supports_pass_context(&self.model)
+            && self.supports_pass_context
         {
             context.hook = Some(Arc::clone(&host.hook) as Arc<dyn GradientHook>);
         }

@@ -123,7 +123,10 @@ impl<M: ImageClassifier + 'static> ModelFamily for Bare<M> {
 type TaskOf<M> = Classification<Bare<M>>;
 
 /// A stepper whose steps all have the same learning rate.
-pub(crate) struct StepperUnderTest<M: ImageClassifier + 'static = ResNet>(Stepper<TaskOf<M>>);
+pub(crate) struct StepperUnderTest<M: ImageClassifier + 'static = ResNet> {
+    task: Arc<TaskOf<M>>,
+    stepper: Stepper<M>,
+}
 
 impl<M: ImageClassifier + 'static> StepperUnderTest<M> {
     /// Returns a stepper with the cross entropy.
@@ -145,7 +148,8 @@ impl<M: ImageClassifier + 'static> StepperUnderTest<M> {
         device: &Device,
     ) -> Self {
         let task = Arc::new(Classification::with(loss, Vec::new()));
-        Self(Stepper::new(task, model, config, communicator, device).unwrap())
+        let stepper = Stepper::new(&task, model, config, communicator, device).unwrap();
+        Self { task, stepper }
     }
 
     /// Runs the step with this number.
@@ -165,12 +169,13 @@ impl<M: ImageClassifier + 'static> StepperUnderTest<M> {
             learning_rate,
             ..StepContext::default()
         };
-        let loaded = loaded.map(|batch| batch.upload(self.0.device()));
-        self.0.step(context, loaded, &Timer::default())
+        let loaded = loaded.map(|batch| batch.upload(self.device()));
+        let timer = Timer::default();
+        self.stepper.step(&self.task, context, loaded, &timer)
     }
 
     pub(crate) fn wait(&mut self) -> Result<Option<ScoreSums>> {
-        self.0.wait(&Timer::default())
+        self.stepper.wait(&Timer::default())
     }
 
     pub(crate) fn norm_statistics(&self) -> Vec<f32> {
@@ -199,15 +204,15 @@ impl<M: ImageClassifier + 'static> StepperUnderTest<M> {
 }
 
 impl<M: ImageClassifier + 'static> Deref for StepperUnderTest<M> {
-    type Target = Stepper<TaskOf<M>>;
+    type Target = Stepper<M>;
 
     fn deref(&self) -> &Self::Target {
-        &self.0
+        &self.stepper
     }
 }
 
 impl<M: ImageClassifier + 'static> DerefMut for StepperUnderTest<M> {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
+        &mut self.stepper
     }
 }

@@ -135,7 +135,7 @@ fn expect_losses_of_pytorch<T: Task>(
     let communicator = Arc::new(SingleCommunicator::new());
     let task = Arc::new(T::default());
     let mut stepper =
-        Stepper::new(task, model, step_config(), communicator, &Device::flex()).unwrap();
+        Stepper::new(&task, model, step_config(), communicator, &Device::flex()).unwrap();
     let losses = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(|step| {
         let context = StepContext {
             step,
@@ -143,7 +143,8 @@ fn expect_losses_of_pytorch<T: Task>(
             ..StepContext::default()
         };
         let loaded = loaded.clone().map(|batch| batch.upload(stepper.device()));
-        let end = stepper.step(context, loaded, &Timer::default()).unwrap();
+        let timer = Timer::default();
+        let end = stepper.step(&task, context, loaded, &timer).unwrap();
         end.scores.unwrap().loss_mean()
     });
     let off = losses.iter().zip(expected);
@@ -235,14 +236,15 @@ fn gradient<T: Task>(
         };
         let task = Arc::new(T::default());
         let mut stepper =
-            Stepper::new(task, model::<T>(), config, communicator, &Device::flex()).unwrap();
+            Stepper::new(&task, model::<T>(), config, communicator, &Device::flex()).unwrap();
         let context = StepContext {
             keeps_gradients: true,
             ..StepContext::default()
         };
         let loaded = last_step(samples, shard, global_batch_size);
         let loaded = loaded.map(|batch| batch.upload(stepper.device()));
-        stepper.step(context, loaded, &Timer::default()).unwrap();
+        let timer = Timer::default();
+        stepper.step(&task, context, loaded, &timer).unwrap();
         stepper.gradients().unwrap()
     });
     let of_root = of_ranks.swap_remove(0);

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use records::{Best, EpochRecord};
+use records::{Best, EpochRecord, Summary};
 use serde::{Deserialize, Serialize};
 
 use super::{MODEL_FILE, TRAINING_FILE, residual_file};
+use crate::measure::gather::{self, RankTimes};
 use crate::measure::metrics::ScoreSums;
 use crate::step::loss_scale::LossScale;
 use crate::task::ModelInput;
@@ -114,6 +115,23 @@ impl Progress {
     /// Returns the number of images trained so far.
     pub fn num_images(&self) -> u64 {
         self.images.saturating_add(self.epoch_scores.num_samples)
+    }
+
+    /// Returns the summary of a run at this position, with the measurements of its last session.
+    pub fn summary(&self, world: &[RankTimes]) -> Summary {
+        Summary {
+            epochs: self.epoch,
+            steps: self.step,
+            images: self.num_images(),
+            final_epoch: self.last_record.clone(),
+            best: self.best.clone(),
+            images_per_second: world[gather::slowest_rank(world)].steps.speed,
+            slowest_rank: gather::straggler(world),
+            rank_seconds: gather::rank_seconds(world),
+            peak_memory_bytes: gather::peak_memory_bytes(world),
+            skipped_steps: self.skipped_steps,
+            ..Summary::default()
+        }
     }
 
     /// Moves to the beginning of the next epoch.

@@ -82,7 +82,8 @@ impl<'run, T: Task> Training<'run, T> {
             let due = self.due(&epoch);
             let (context, loaded) = self.next(&mut epoch, &due)?;
             let num_samples = loaded.global_num_samples as u64;
-            let end = self.stepper.step(context, loaded, &self.times.timer)?;
+            let timer = &self.times.timer;
+            let end = self.stepper.step(&session.task, context, loaded, timer)?;
             stopped = end.stop;
             self.end_step(&mut epoch, &due, &context, end, (start, num_samples))?;
         }

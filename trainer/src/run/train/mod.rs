@@ -72,7 +72,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
     let reporter = session.reporter;
     let communicator = &*session.communicator;
     let mut stepper = Stepper::new(
-        Arc::clone(&session.task),
+        &session.task,
         model,
         step_config(session)?,
         Arc::clone(&session.communicator),
@@ -157,7 +157,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
 /// Collective: all ranks.
 fn resume<T: Task>(
     checkpointer: &Checkpointer,
-    stepper: &mut Stepper<T>,
+    stepper: &mut Stepper<T::Model>,
     ema: Option<&mut Ema>,
     session: &Session<'_, T>,
 ) -> Result<Progress> {
@@ -182,7 +182,7 @@ fn resume<T: Task>(
 /// A run under way on one rank.
 struct Training<'a, T: Task> {
     session: &'a Session<'a, T>,
-    stepper: Stepper<T>,
+    stepper: Stepper<T::Model>,
     /// Average of the parameters, which is evaluated and saved in their place.
     ema: Option<Ema>,
     checkpointer: Checkpointer,
@@ -241,7 +241,6 @@ impl<T: Task> Training<'_, T> {
         let scales_loss = session.config.optimizer.loss_scale != LossScaling::None;
         let loss_scale = self.stepper.loss_scale();
         let traffic = self.stepper.take_traffic();
-        let own = &world[0];
         let train = &self.progress.epoch_scores;
         // Absent if every step was skipped.
         let means = train.evaluation(session.task.figures(train));
@@ -261,26 +260,22 @@ impl<T: Task> Training<'_, T> {
             train_metrics: means.map_or_else(BTreeMap::new, |means| means.metrics),
             val,
             test,
-            images_per_second: gather::images_per_second(&world),
             learning_rate: self
                 .schedule
                 .at(self.progress.schedule_step().saturating_sub(1)),
-            seconds: own.seconds,
-            num_steps: Some(own.num_steps),
             seconds_total,
-            peak_memory_bytes: gather::peak_memory_bytes(&world),
-            exposed_communication_share: own.seconds.communication
-                / own.seconds.step_total().max(f64::MIN_POSITIVE),
             bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
             compression_error: traffic.total.relative_error(),
             num_ranks: communicator.world_size(),
             skipped_steps: self.progress.skipped_steps,
             loss_scale: scales_loss.then(|| loss_scale.factor()),
             overflowed_steps: loss_scale.num_overflows(),
-            joules_per_image: gather::joules_per_image(&world, all_ranks.topology().num_nodes),
             gradient_noise: noise_batches(session.config)
                 .and_then(|batches| self.noise.estimate(batches)),
+            ..EpochRecord::default()
         };
+        let num_nodes = all_ranks.topology().num_nodes;
+        let record = gather::with_measurements(record, &world, num_nodes);
         self.own_noise = NoiseSums::default();
         if let Some(directory) = session.directory {
             directory.expect_in_place()?;

@@ -5,7 +5,6 @@
 //! Invariant: whatever a replay reads and writes stays where it lies: the batch, the update's
 //! scalars, parameters, moments and norm statistics.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -30,24 +29,22 @@ const STEPS_BEFORE: usize = 3;
 
 /// The captured step of a training, if there is one, and the conditions to use it.
 #[derive(Debug)]
-pub(super) struct Capture<T: Task> {
+pub(super) struct Capture {
     clip: Option<Clip>,
-    task: Arc<T>,
     computation: Computation,
     /// False once the device or the batches turned out not to allow it.
     is_possible: bool,
     shapes: Shapes,
-    captured: Option<CapturedTraining<T>>,
+    captured: Option<CapturedTraining>,
 }
 
-impl<T: Task> Capture<T> {
+impl Capture {
     /// Returns `None` if the process or the device does not allow it.
-    pub(super) fn new(task: &Arc<T>, config: &StepConfig, device: &Device) -> Option<Self> {
+    pub(super) fn new(config: &StepConfig, device: &Device) -> Option<Self> {
         // A device without its own memory launches no kernels.
         let is_possible = !Switches::current().no_capture && device.memory_pool_usage().is_some();
         is_possible.then(|| Self {
             clip: config.clip,
-            task: Arc::clone(task),
             computation: config.computation,
             is_possible,
             shapes: Shapes::default(),
@@ -67,15 +64,16 @@ impl<T: Task> Capture<T> {
 
     /// Runs the step as a replay, and captures it first if its shape has come often enough. Returns
     /// false if the step must run otherwise.
-    pub(super) fn replay(
+    pub(super) fn replay<T: Task>(
         &mut self,
+        task: &Arc<T>,
         model: &mut T::Model,
-        replica: &mut DeviceReplica<T>,
+        replica: &mut DeviceReplica,
         batches: &[MicroBatch<BatchOf<T>>],
         step: &Step,
         timer: &Timer,
     ) -> Result<bool> {
-        let is_replayed = self.try_replay(model, replica, batches, step, timer)?;
+        let is_replayed = self.try_replay(task, model, replica, batches, step, timer)?;
         if !is_replayed {
             self.update_model(model, &replica.optimizer);
             if let Some(captured) = &mut self.captured {
@@ -85,10 +83,11 @@ impl<T: Task> Capture<T> {
         Ok(is_replayed)
     }
 
-    fn try_replay(
+    fn try_replay<T: Task>(
         &mut self,
+        task: &Arc<T>,
         model: &mut T::Model,
-        replica: &mut DeviceReplica<T>,
+        replica: &mut DeviceReplica,
         batches: &[MicroBatch<BatchOf<T>>],
         step: &Step,
         timer: &Timer,
@@ -98,7 +97,7 @@ impl<T: Task> Capture<T> {
             && step.loss_scale == 1
             && !step.context.keeps_gradients
             && step.num_own > 0
-            && self.task.is_recordable(model);
+            && task.is_recordable(model);
         let [MicroBatch { batch, .. }] = batches else {
             return Ok(false);
         };
@@ -128,7 +127,7 @@ impl<T: Task> Capture<T> {
                 model,
                 &mut replica.optimizer,
                 self.clip,
-                &self.task,
+                task,
                 (key, batch, &inputs),
                 self.computation,
                 step,
@@ -161,7 +160,7 @@ impl<T: Task> Capture<T> {
     }
 
     /// Gives `model` what replays have changed.
-    pub(super) fn update_model(&mut self, model: &mut T::Model, optimizer: &DeviceOptimizer) {
+    pub(super) fn update_model<M: Module>(&mut self, model: &mut M, optimizer: &DeviceOptimizer) {
         if let Some(captured) = &mut self.captured
             && captured.latest == Latest::Captured
         {
@@ -216,7 +215,7 @@ struct Made {
 
 /// A captured step and the tensors that it reads and writes.
 #[derive(Debug)]
-struct CapturedTraining<T> {
+struct CapturedTraining {
     /// The batch, flat, since a device may pad the rows of a matrix.
     inputs: Vec<Tensor<1>>,
     key: Key,
@@ -229,13 +228,12 @@ struct CapturedTraining<T> {
     /// The results, and what must be kept until they are there.
     graph: CapturedStep<(Made, Vec<Tensor<1>>)>,
     latest: Latest,
-    task: PhantomData<fn() -> T>,
 }
 
-impl<T: Task> CapturedTraining<T> {
+impl CapturedTraining {
     /// Captures a step on such a batch. Values of model and optimizer stay, but lie where the
     /// captured step changes them. Returns `None` if the device captures nothing.
-    fn capture(
+    fn capture<T: Task>(
         model: &mut T::Model,
         optimizer: &mut DeviceOptimizer,
         clip: Option<Clip>,
@@ -337,7 +335,6 @@ impl<T: Task> CapturedTraining<T> {
             layout,
             graph,
             latest: Latest::Both,
-            task: PhantomData,
         })
     }
 
@@ -362,7 +359,7 @@ impl<T: Task> CapturedTraining<T> {
 
     /// Prepares a replay: takes what other steps made of model and optimizer, which from now on lie
     /// where the captured step changes them.
-    fn enter(&mut self, model: &mut T::Model, optimizer: &mut DeviceOptimizer) {
+    fn enter<M: Module>(&mut self, model: &mut M, optimizer: &mut DeviceOptimizer) {
         if self.latest == Latest::Model {
             let at = self.flat.iter().chain(&self.statistics);
             let statistics = tensors(model, &self.layout, ORDER);
@@ -377,7 +374,7 @@ impl<T: Task> CapturedTraining<T> {
     }
 
     /// Returns `model` with what the replays made of it.
-    fn place(&self, model: T::Model, optimizer: &DeviceOptimizer) -> T::Model {
+    fn place<M: Module>(&self, model: M, optimizer: &DeviceOptimizer) -> M {
         placed(model, optimizer, &self.layout, &self.statistics)
     }
 }

@@ -35,9 +35,9 @@ pub(super) const MOST_UNREAD: usize = 1;
 
 /// The gradients, scores and parameters of one rank that no other rank waits for.
 #[derive(Debug)]
-pub(super) struct DeviceReplica<T: Task> {
+pub(super) struct DeviceReplica {
     pub(super) optimizer: DeviceOptimizer,
-    capture: Option<Capture<T>>,
+    capture: Option<Capture>,
     /// Results of the forward passes of the step under way.
     pub(super) outputs: Vec<Output>,
     sum: Option<Tensor<1>>,
@@ -85,13 +85,13 @@ struct Scored {
     fault: Option<CollectiveError>,
 }
 
-impl<T: Task> DeviceReplica<T> {
+impl DeviceReplica {
     /// Returns a replica at rest with the parameters of `model`.
     ///
     /// # Errors
     /// If the device has no such optimizer.
-    pub(super) fn new(
-        task: Arc<T>,
+    pub(super) fn new<T: Task>(
+        task: &Arc<T>,
         config: &StepConfig,
         model: &T::Model,
         device: &Device,
@@ -102,9 +102,10 @@ impl<T: Task> DeviceReplica<T> {
             let got = config.optimizer;
             anyhow!("optimizer: expected SGD or AdamW on a device, got {got:?}")
         })?;
+        let task = Arc::clone(task);
         let placement = optimizer.placement().clone();
         Ok(Self {
-            capture: Capture::new(&task, config, device),
+            capture: Capture::new(config, device),
             optimizer,
             outputs: Vec::new(),
             sum: None,
@@ -117,8 +118,9 @@ impl<T: Task> DeviceReplica<T> {
     }
 
     /// Replays a captured step, if one fits. Returns true if this was the step.
-    pub(super) fn replay(
+    pub(super) fn replay<T: Task>(
         &mut self,
+        task: &Arc<T>,
         model: &mut T::Model,
         batches: &[MicroBatch<BatchOf<T>>],
         step: &Step,
@@ -128,7 +130,7 @@ impl<T: Task> DeviceReplica<T> {
         let Some(mut capture) = self.capture.take() else {
             return Ok(false);
         };
-        let replayed = capture.replay(model, self, batches, step, timer);
+        let replayed = capture.replay(task, model, self, batches, step, timer);
         self.capture = Some(capture);
         replayed
     }
@@ -234,9 +236,9 @@ impl<T: Task> DeviceReplica<T> {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub(super) fn wait(
+    pub(super) fn wait<M: Module>(
         &mut self,
-        model: &mut T::Model,
+        model: &mut M,
         timer: &Timer,
     ) -> Result<Option<ScoreSums>> {
         if let Some(capture) = &mut self.capture {

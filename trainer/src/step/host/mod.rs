@@ -16,17 +16,16 @@ mod tests;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Tensor};
 use distributed::gradients::{
     AllReducer, BucketContext, BucketPlan, BucketReduction, CompressedReduction, ExactReducer,
     ExactReduction, GlobalStepStatus, GradientReducer, MicroStepConfig, ReducerConfig,
-    ReductionKind, StepHeader, SyncedGradients, Traffic, agree,
+    ReductionKind, StepHeader, Traffic, agree,
 };
 use distributed::replica::{ParameterLayout, read, write};
 use distributed::watchdog::Phase;
@@ -36,7 +35,7 @@ use self::bucket_hook::BucketHook;
 use self::optimizer::HostOptimizer;
 use self::servers::Servers;
 pub use self::servers::{check_threads, serve};
-use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, StepContext, SyncMode};
+use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, SyncMode};
 use super::sync_plan::{bucket_cap_bytes, own_shards};
 use crate::config::SyncMethod;
 use crate::measure::timer::Timer;
@@ -191,13 +190,14 @@ impl HostReplica {
             step: step.context.step,
             plan_hash: self.reducer.plan().hash(),
             stop: step.context.stop,
-            num_samples: step.num_own as u64,
+            num_samples: self.scores.sums.num_samples,
             finite: self.scores.sums.loss_sum.is_finite() && is_finite,
         }
     }
 
-    /// Updates the parameters with the mean gradient, and synchronises the replicas if the step
-    /// asks for it. A gradient over all ranks' samples is used only if it is finite on all of them.
+    /// Updates the parameters of `parts`, or all without parts, with the mean gradient, and
+    /// synchronises the replicas if the step asks for it. A gradient over all ranks' samples is
+    /// used only if it is finite on all of them.
     /// Collective: all ranks.
     ///
     /// # Errors
@@ -207,11 +207,13 @@ impl HostReplica {
         &mut self,
         model: &mut M,
         step: &Step,
+        parts: &[String],
         config: &StepConfig,
         timer: &Timer,
     ) -> Result<Agreed> {
+        let mut num_samples = 0;
         if step.mode.reduces() {
-            self.update_by_all(model, step, config, timer)?;
+            num_samples = self.update_by_all(model, step, parts, config, timer)?;
         } else {
             let gradients = self.reducer.finish_local();
             let is_finite = gradients.is_finite();
@@ -225,10 +227,13 @@ impl HostReplica {
             }
             self.is_finite &= is_finite && self.scores.sums.loss_sum.is_finite();
         }
-        let mut agreed = self.agreed();
+        let mut agreed = Agreed {
+            num_samples,
+            ..self.agreed()
+        };
         if let Some(shards) = &mut self.shards {
             let _waiting = timer.enter(Phase::Waiting);
-            shards.end_step(model, step.num_global)?;
+            shards.end_step(model, step.num_global.unwrap_or(0))?;
             return Ok(agreed);
         }
         if let Some(servers) = &self.servers
@@ -252,76 +257,70 @@ impl HostReplica {
     }
 
     /// Updates the parameters with the sum of all ranks' gradients, or takes those that servers
-    /// have updated.
+    /// have updated. Returns the samples of all ranks; 0 without headers.
     fn update_by_all<M: Module>(
         &mut self,
         model: &mut M,
         step: &Step,
+        parts: &[String],
         config: &StepConfig,
         timer: &Timer,
-    ) -> Result<()> {
-        self.reduce(timer)?;
+    ) -> Result<u64> {
+        let status = self.reduce(timer)?;
+        let num_samples = status.map_or(0, |status| status.num_samples);
         let squared_norm_of_parts = self.reducer.report().squared_norm_of_parts;
         let _optimizer = timer.enter(Phase::Optimizer);
         let mut gradients = self.reducer.synced();
+        if step.num_global.is_none() {
+            ensure!(
+                num_samples > 0,
+                "step {}: expected samples on at least one rank, got none; give a rank some, or make no step",
+                step.context.step + 1
+            );
+            gradients.scale((1.0 / num_samples as f64) as f32);
+        }
+        if !parts.is_empty() {
+            let depth = depth(gradients.layout());
+            let is_in = |path: &str| parts.iter().any(|part| is_within(path, part, depth));
+            gradients.retain(|entry| is_in(&entry.path));
+        }
         if let Some(batches) = config.gradient_noise
-            && step.num_global == batches.large
+            && step.num_global == Some(batches.large)
         {
             let squared_norm = gradients.norm().powi(2);
             let num_parts = step.num_micro_steps;
             self.noise +=
                 NoiseSums::of_step(squared_norm_of_parts, squared_norm, num_parts, batches);
         }
-        if let Some(clip) = config.clip {
-            limit(&mut gradients, clip);
+        match config.clip {
+            Some(Clip::Norm(limit)) => {
+                let norm = gradients.norm();
+                if norm > limit {
+                    gradients.scale((limit / norm) as f32);
+                }
+            }
+            Some(Clip::Value(limit)) => gradients.clamp(limit as f32),
+            None => {}
         }
         self.kept = step.context.keeps_gradients.then(|| gradients.to_flat());
         let learning_rate = step.context.learning_rate;
-        match &mut self.optimizer {
-            Optimizer::Host(optimizer) if self.servers.is_some() => {
-                optimizer.take_parameters(flat(&gradients));
-                *model = optimizer.place(model.clone());
+        let buckets = gradients.buckets().iter();
+        let buckets = buckets.map(|bucket| (bucket.elements(), bucket.values()));
+        *model = match &mut self.optimizer {
+            Optimizer::Custom(custom, _) => {
+                let gradients = gradients.to_params(model);
+                custom.0.step(learning_rate, model.clone(), gradients)
             }
-            optimizer => optimizer.update(model, learning_rate, &gradients),
-        }
-        Ok(())
-    }
-
-    /// Updates the parameters of `parts`, or of the whole model without parts, after passes whose
-    /// losses are sums over samples: the gradient is divided by the samples of all ranks, then
-    /// limited.
-    /// Collective: all ranks.
-    ///
-    /// # Errors
-    /// On all ranks, if no rank had samples, or as [`update`](Self::update).
-    pub(super) fn update_by_sums<M: Module>(
-        &mut self,
-        model: &mut M,
-        context: &StepContext,
-        parts: &[String],
-        clip: Option<Clip>,
-        timer: &Timer,
-    ) -> Result<GlobalStepStatus> {
-        let status = self.reduce(timer)?.context("step: no header was sent")?;
-        ensure!(
-            status.num_samples > 0,
-            "step {}: expected samples on at least one rank, got none; give a rank some, or make no step",
-            context.step + 1
-        );
-        let _optimizer = timer.enter(Phase::Optimizer);
-        let mut gradients = self.reducer.synced();
-        gradients.scale((1.0 / status.num_samples as f64) as f32);
-        if !parts.is_empty() {
-            let depth = depth(gradients.layout());
-            let is_in = |path: &str| parts.iter().any(|part| is_within(path, part, depth));
-            gradients.retain(|entry| is_in(&entry.path));
-        }
-        if let Some(clip) = clip {
-            limit(&mut gradients, clip);
-        }
-        self.optimizer
-            .update(model, context.learning_rate, &gradients);
-        Ok(status)
+            Optimizer::Host(optimizer) => {
+                if self.servers.is_some() {
+                    optimizer.take_parameters(buckets);
+                } else {
+                    optimizer.update(learning_rate, buckets);
+                }
+                optimizer.place(model.clone())
+            }
+        };
+        Ok(num_samples)
     }
 
     /// Waits for the sums of all ranks, and for their agreement if a header was posted.
@@ -351,7 +350,11 @@ impl HostReplica {
             }
             traffic += Traffic::of_sum(values.len(), size_of::<f32>(), world_size);
         }
-        Ok(Agreed { stop, traffic })
+        Ok(Agreed {
+            stop,
+            num_samples: 0,
+            traffic,
+        })
     }
 
     /// Returns what the ranks agreed on in the reduction of the last step.
@@ -359,6 +362,7 @@ impl HostReplica {
         let report = self.reducer.report();
         Agreed {
             stop: report.stop,
+            num_samples: 0,
             traffic: report.traffic,
         }
     }
@@ -422,48 +426,12 @@ impl HostReplica {
 }
 
 impl Optimizer {
-    fn update<M: Module>(
-        &mut self,
-        model: &mut M,
-        learning_rate: f64,
-        gradients: &SyncedGradients<'_>,
-    ) {
-        *model = match self {
-            Self::Custom(custom, _) => {
-                let gradients = gradients.to_params(model);
-                custom.0.step(learning_rate, model.clone(), gradients)
-            }
-            Self::Host(optimizer) => {
-                optimizer.update(learning_rate, flat(gradients));
-                optimizer.place(model.clone())
-            }
-        };
-    }
-
     /// Returns the optimizer of parameter servers and local SGD, for which a custom one is refused.
     fn host(&mut self) -> &mut HostOptimizer {
         match self {
             Self::Host(optimizer) => optimizer,
             Self::Custom(..) => unreachable!("a custom optimizer updates by the sum of all ranks"),
         }
-    }
-}
-
-/// Returns the elements and values of each bucket.
-fn flat<'a>(gradients: &'a SyncedGradients<'_>) -> impl Iterator<Item = (Range<usize>, &'a [f32])> {
-    let buckets = gradients.buckets().iter();
-    buckets.map(|bucket| (bucket.elements(), bucket.values()))
-}
-
-fn limit(gradients: &mut SyncedGradients<'_>, clip: Clip) {
-    match clip {
-        Clip::Norm(limit) => {
-            let norm = gradients.norm();
-            if norm > limit {
-                gradients.scale((limit / norm) as f32);
-            }
-        }
-        Clip::Value(limit) => gradients.clamp(limit as f32),
     }
 }
 

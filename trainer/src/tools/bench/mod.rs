@@ -152,7 +152,13 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
         server_link,
         ..step_config
     };
-    let mut stepper = Stepper::new(task, model, step_config, Arc::clone(&communicator), &device)?;
+    let mut stepper = Stepper::new(
+        &task,
+        model,
+        step_config,
+        Arc::clone(&communicator),
+        &device,
+    )?;
     if let Some(vain) = vain_compression(&config.sync.method, || stepper.reduction_state()) {
         bail!(vain);
     }
@@ -166,14 +172,14 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
     let (mut measured, calls) = measure_steps(
         config,
         world,
-        (&mut stepper, &mut input),
+        (&task, &mut stepper, &mut input),
         trace.as_ref(),
         &*communicator,
     )?;
     // Read before the additional steps: they launch each kernel, and use more memory than a
     // captured step.
     let device_memory_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-    let device_kernels = device_kernels(num_steps, num_observed, &mut stepper, &mut input)?;
+    let device_kernels = device_kernels(num_steps, num_observed, &task, &mut stepper, &mut input)?;
     let own_seconds = measured.times.seconds.step_total();
     let times = std::mem::take(&mut measured.times).gather(&*communicator)?;
     let slowest = &times[slowest_rank(&times)];
@@ -243,7 +249,8 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
 fn device_kernels<T: Task>(
     num_steps: usize,
     num_observed: usize,
-    stepper: &mut Stepper<T>,
+    task: &Arc<T>,
+    stepper: &mut Stepper<T::Model>,
     input: &mut Input<BatchOf<T>>,
 ) -> Result<Option<DeviceKernels>> {
     observed(num_observed, || {
@@ -255,7 +262,7 @@ fn device_kernels<T: Task>(
                 keeps_gradients: true,
                 ..context(step)
             };
-            stepper.step(context, loaded, &timer)?;
+            stepper.step(task, context, loaded, &timer)?;
         }
         stepper.wait(&timer).map(|_| ())
     })
@@ -279,7 +286,7 @@ struct Measured {
 fn measure_steps<T: Task>(
     config: &BenchConfig,
     world: &World,
-    (stepper, input): (&mut Stepper<T>, &mut Input<BatchOf<T>>),
+    (task, stepper, input): (&Arc<T>, &mut Stepper<T::Model>, &mut Input<BatchOf<T>>),
     trace: Option<&TraceClock>,
     communicator: &dyn Communicator,
 ) -> Result<(Measured, KernelCalls)> {
@@ -314,7 +321,7 @@ fn measure_steps<T: Task>(
         let start = Instant::now();
         let loaded = next_step(input, &timer)?;
         let num_samples = loaded.global_num_samples as u64;
-        let (end, called) = KernelCalls::of(|| stepper.step(context(step), loaded, &timer));
+        let (end, called) = KernelCalls::of(|| stepper.step(task, context(step), loaded, &timer));
         scores.extend(end?.scores);
         calls = called;
         if step + 1 == num_steps {

@@ -69,7 +69,8 @@ struct Lesson {
 
 /// A small network that trains with the step of `train`.
 struct Trainee {
-    stepper: Stepper<Classification<NetworkFamily>>,
+    task: Arc<Classification<NetworkFamily>>,
+    stepper: Stepper<Network>,
     batches: Vec<LoadedStep>,
     timer: Timer,
     num_steps: u64,
@@ -117,7 +118,8 @@ impl Trainee {
         let loss = Arc::new(CrossEntropy::default());
         let task = Arc::new(Classification::with(loss, Vec::new()));
         Ok(Self {
-            stepper: Stepper::new(task, model, config, communicator, device)?,
+            stepper: Stepper::new(&task, model, config, communicator, device)?,
+            task,
             batches: Loader::start(samples, plan, how).collect::<Result<_, _>>()?,
             timer: Timer::default(),
             num_steps: 0,
@@ -134,7 +136,9 @@ impl Trainee {
             learning_rate,
             ..StepContext::default()
         };
-        let end = self.stepper.step(context, loaded, &self.timer)?;
+        let end = self
+            .stepper
+            .step(&self.task, context, loaded, &self.timer)?;
         let scores = self
             .stepper
             .wait(&self.timer)?
