@@ -9,7 +9,7 @@
 //! reinforcement learning. `trainer/examples/own_loop.rs` is a whole program.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitCode, Termination};
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,15 +28,15 @@ use serde_json::json;
 
 use crate::config::cli::{ModelSection, TrainArgs};
 use crate::config::{ComputeSection, ConfigError, DatasetKind, SyncConfig, invalid};
-use crate::measure::energy::{self, EnergyMeter};
+use crate::measure::energy::EnergyMeter;
 use crate::measure::gather::{self, SessionTimes, accepted_by_root, total_scores_with};
 use crate::measure::manifest;
 use crate::measure::metrics::StepLine;
 use crate::measure::report::Reporter;
 use crate::measure::timer::Timer;
 use crate::model::family::seed_draws;
-use crate::run::checkpoint::{Checkpoint, CheckpointStore, Damaged, Progress};
-use crate::run::checkpointer::{Checkpointer, RunFacts};
+use crate::run::checkpoint::{Checkpoint, CheckpointState, CheckpointStore, Damaged, Progress};
+use crate::run::checkpointer::Checkpointer;
 use crate::run::directory::{CHECKPOINTS, LOG, METRICS, PROGRESS, RunDirectory, holder};
 use crate::run::identity::{self, first_difference};
 use crate::run::metrics_file::MetricsFile;
@@ -238,7 +238,7 @@ impl<M: Module> OwnLoop<M> {
         };
         let path = directory.as_ref().map(|directory| directory.file(PROGRESS));
         let timer = Timer::new(Arc::clone(&world.rank_status));
-        let energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
+        let energy = EnergyMeter::of_rank(communicator.topology());
         let should_stop = world.stop.is_raised_anywhere(&*communicator)?;
         let now = Instant::now();
         Ok(Self {
@@ -587,9 +587,9 @@ impl<M: Module> OwnLoop<M> {
             if let Some(directory) = &self.directory {
                 directory.expect_in_place()?;
             }
-            Ok(RunFacts {
+            Ok(CheckpointState {
                 config: json!({ KIND: of_run(&self.config) }),
-                ..RunFacts::default()
+                ..CheckpointState::default()
             })
         };
         {

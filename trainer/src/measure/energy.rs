@@ -128,12 +128,12 @@ pub struct EnergyMeter {
 }
 
 impl EnergyMeter {
-    /// Returns the meter of a rank. The first rank of a node reads the counters below `powercap`.
-    pub fn of_rank(topology: &Topology, powercap: &Path) -> Self {
+    /// Returns the meter of a rank. The first rank of a node reads the counters.
+    pub fn of_rank(topology: &Topology) -> Self {
         let boot = || records::boot_id().unwrap_or_else(|| topology.node.clone());
         Self {
             machine: (topology.local_rank == 0).then(boot),
-            powercap: powercap.to_owned(),
+            powercap: PathBuf::from(POWERCAP),
             packages: None,
             joules: Some(0.0),
         }
@@ -220,10 +220,11 @@ mod tests {
     }
 
     fn meter(powercap: &Path, local_rank: usize) -> EnergyMeter {
-        EnergyMeter::of_rank(
-            &Topology::from_nodes(local_rank, &["n1".to_owned(), "n1".to_owned()]),
-            powercap,
-        )
+        let topology = Topology::from_nodes(local_rank, &["n1".to_owned(), "n1".to_owned()]);
+        EnergyMeter {
+            powercap: powercap.to_owned(),
+            ..EnergyMeter::of_rank(&topology)
+        }
     }
 
     #[test]

@@ -6,7 +6,6 @@
 //! continues with the same bits. On another number of ranks all take the mean of the statistics,
 //! and root takes the sum of the residuals.
 
-use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -15,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use burn::module::Module;
 use burn_resnet::{load_weights, safetensors_bytes};
-use datasets::{Samples, threads};
+use datasets::threads;
 use distributed::gradients::ReductionState;
 use distributed::replica::{
     ParameterLayout, average_norm_statistics, broadcast_module, bytes_to_floats, fingerprint,
@@ -29,52 +28,14 @@ use crate::run::checkpoint::{
     Checkpoint, CheckpointState, CheckpointStore, Damaged, FORMAT, Progress, TrainingTensors,
 };
 use crate::run::directory::{CHECKPOINTS, RunDirectory};
-use crate::run::session::Session;
 use crate::step::Stepper;
 use crate::step::ema::Ema;
-use crate::task::{ModelInput, Task};
 
 /// Tag of messages with a rank's residual.
 const RESIDUAL_TAG: u16 = 104;
 
 /// Returns the note on a written checkpoint.
 type Writing = Box<dyn FnOnce() -> Result<String> + Send>;
-
-/// Facts of a run in its checkpoints.
-#[derive(Clone, Debug, Default)]
-pub struct RunFacts {
-    /// Resolved configuration.
-    pub config: serde_json::Value,
-    /// Input and classes of the model, if the task describes them.
-    pub input: Option<ModelInput>,
-    /// Checksum of the train split; empty in a custom loop.
-    pub dataset_checksum: String,
-    /// Checksum of the val split, if there is one.
-    pub val_checksum: Option<String>,
-    /// Checksum of the test split, if there is one.
-    pub test_checksum: Option<String>,
-}
-
-impl RunFacts {
-    /// Returns the facts of a session, on root.
-    ///
-    /// # Errors
-    /// As [`RunDirectory::expect_in_place`].
-    pub fn of<T: Task>(session: &Session<'_, T>) -> Result<Self> {
-        if let Some(directory) = session.directory {
-            directory.expect_in_place()?;
-        }
-        let data = session.data;
-        let config = session.config.clone().with_absolute_paths();
-        Ok(Self {
-            config: serde_json::to_value(config)?,
-            input: T::input(data),
-            dataset_checksum: data.train.checksum(),
-            val_checksum: data.val.as_ref().map(|val| val.checksum()),
-            test_checksum: data.test.as_ref().map(|test| test.checksum()),
-        })
-    }
-}
 
 /// Saves and resumes the run of one session; root has the store.
 #[derive(Debug)]
@@ -107,7 +68,7 @@ impl Checkpointer {
 
     /// Saves the run: the model to be used, which has the average's parameters if there is one, and
     /// what training continues from. The sums in `progress` must be global. Root calls `facts` if
-    /// the run has a directory.
+    /// the run has a directory, for the configuration, the input and the checksums of the data.
     /// Collective: all ranks.
     ///
     /// Root copies the values and writes them during training; the next call and
@@ -122,7 +83,7 @@ impl Checkpointer {
         stepper: &Stepper<M>,
         ema: Option<&Ema>,
         progress: &Progress,
-        facts: impl FnOnce() -> Result<RunFacts>,
+        facts: impl FnOnce() -> Result<CheckpointState>,
     ) -> Result<()> {
         let start = Instant::now();
         let step = progress.step;
@@ -163,12 +124,7 @@ impl Checkpointer {
             world_size: communicator.world_size(),
             parameter_hash: fingerprint(&model).to_string(),
             loss_scale: stepper.loss_scale(),
-            input: facts.input,
-            dataset_checksum: facts.dataset_checksum,
-            val_checksum: facts.val_checksum,
-            test_checksum: facts.test_checksum,
-            config: facts.config,
-            files: BTreeMap::new(),
+            ..facts
         };
         let model = match ema {
             Some(ema) => safetensors_bytes(&ema.place(model))?,

@@ -32,6 +32,12 @@ pub struct LossScale {
     num_overflows: u64,
 }
 
+impl Default for LossScale {
+    fn default() -> Self {
+        Self::new(LossScaling::None)
+    }
+}
+
 impl LossScale {
     /// Returns the scale of a run's first step.
     pub fn new(scaling: LossScaling) -> Self {

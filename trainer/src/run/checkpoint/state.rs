@@ -145,7 +145,7 @@ impl Progress {
 }
 
 /// Content of `state.json`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CheckpointState {
     /// Version of the format.
     pub format: u32,
@@ -162,7 +162,7 @@ pub struct CheckpointState {
     /// Input and classes of the model; absent if the task does not describe them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<ModelInput>,
-    /// Checksum of the train split.
+    /// Checksum of the train split; empty in a custom loop.
     pub dataset_checksum: String,
     /// Checksum of the val split; absent (null) without one.
     pub val_checksum: Option<String>,

@@ -8,7 +8,6 @@
 mod epoch;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,15 +18,15 @@ use distributed::watchdog::Phase;
 use records::{EpochRecord, EvaluationByClass, FinalTest, Manifest, file};
 
 use crate::config::{BatchNormKind, LossScaling, OnNonFinite, TrainConfig};
-use crate::measure::energy::{self, EnergyMeter};
+use crate::measure::energy::EnergyMeter;
 use crate::measure::gather::{self, RankTimes, SessionTimes};
 use crate::measure::manifest::bearing_on_bits;
 use crate::measure::timer::Timer;
 use crate::measure::trace::TraceClock;
 use crate::model::data;
 use crate::model::schedule::LearningRate;
-use crate::run::checkpoint::Progress;
-use crate::run::checkpointer::{Checkpointer, RunFacts};
+use crate::run::checkpoint::{CheckpointState, Progress};
+use crate::run::checkpointer::Checkpointer;
 use crate::run::directory::{EVALUATION, MANIFEST, METRICS};
 use crate::run::evaluate::{EvaluateConfig, Evaluation, UnreadImage, evaluate};
 use crate::run::metrics_file::MetricsFile;
@@ -119,7 +118,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
     let steps_per_epoch = data::steps_per_epoch(config, &*session.data.train)?;
     let trace = TraceClock::start(config.sync.trace.as_deref(), communicator)?;
     let timer = Timer::new(Arc::clone(&session.rank_status)).keeping_spans(trace.is_some());
-    let energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
+    let energy = EnergyMeter::of_rank(communicator.topology());
     let first_measured_step = progress.step + config.run.warmup_steps;
     let mut training = Training {
         session,
@@ -216,7 +215,21 @@ impl<T: Task> Training<'_, T> {
         if progress.step_in_epoch > 0 {
             progress.epoch_seconds = self.epoch_seconds();
         }
-        let facts = || RunFacts::of(self.session);
+        let facts = || {
+            if let Some(directory) = self.session.directory {
+                directory.expect_in_place()?;
+            }
+            let data = self.session.data;
+            let config = self.session.config.clone().with_absolute_paths();
+            Ok(CheckpointState {
+                config: serde_json::to_value(config)?,
+                input: T::input(data),
+                dataset_checksum: data.train.checksum(),
+                val_checksum: data.val.as_ref().map(|val| val.checksum()),
+                test_checksum: data.test.as_ref().map(|test| test.checksum()),
+                ..CheckpointState::default()
+            })
+        };
         self.checkpointer
             .save(&self.stepper, self.ema.as_ref(), &progress, facts)
     }

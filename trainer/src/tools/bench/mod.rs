@@ -9,7 +9,6 @@ mod profile;
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,7 +23,7 @@ use crate::config::{
     BatchNormKind, BenchConfig, Kernels, LossScaling, OptimizerChoice, PlacementKind, SgdConfig,
     SyncMethod, scaling_method_name,
 };
-use crate::measure::energy::{self, EnergyMeter};
+use crate::measure::energy::EnergyMeter;
 use crate::measure::gather::{RankTimes, joules_per_image, peak_memory_bytes, slowest_rank};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::process_memory::minor_page_faults;
@@ -295,7 +294,7 @@ fn measure_steps<T: Task>(
     let mut timer = new_timer();
     let mut before = counters();
     let mut times = RankTimes::default();
-    let mut energy = EnergyMeter::of_rank(communicator.topology(), Path::new(energy::POWERCAP));
+    let mut energy = EnergyMeter::of_rank(communicator.topology());
     let (num_warmup, num_measured) = (config.warmup_steps, config.steps);
     let num_steps = num_warmup + num_measured;
     // On a device that runs the update, the scores of a step arrive with the next step.
