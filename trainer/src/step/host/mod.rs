@@ -24,8 +24,8 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Tensor};
 use distributed::gradients::{
     AllReducer, BucketContext, BucketPlan, BucketReduction, CompressedReduction, ExactReducer,
-    ExactReduction, GlobalStepStatus, GradientReducer, MicroStepConfig, ReducerConfig,
-    ReductionKind, StepHeader, Traffic, agree,
+    ExactReduction, GradientReducer, MicroStepConfig, ReducerConfig, ReductionKind, StepHeader,
+    Traffic, agree,
 };
 use distributed::replica::{ParameterLayout, read, write};
 use distributed::watchdog::Phase;
@@ -266,7 +266,13 @@ impl HostReplica {
         config: &StepConfig,
         timer: &Timer,
     ) -> Result<u64> {
-        let status = self.reduce(timer)?;
+        let status = {
+            let _waiting = timer.enter(Phase::Waiting);
+            self.reducer.finish()?
+        };
+        for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
+            timer.add_bucket(bucket, times.start, times.end);
+        }
         let num_samples = status.map_or(0, |status| status.num_samples);
         let squared_norm_of_parts = self.reducer.report().squared_norm_of_parts;
         let _optimizer = timer.enter(Phase::Optimizer);
@@ -321,19 +327,6 @@ impl HostReplica {
             }
         };
         Ok(num_samples)
-    }
-
-    /// Waits for the sums of all ranks, and for their agreement if a header was posted.
-    /// Collective: all ranks.
-    fn reduce(&mut self, timer: &Timer) -> Result<Option<GlobalStepStatus>, CollectiveError> {
-        let status = {
-            let _waiting = timer.enter(Phase::Waiting);
-            self.reducer.finish()?
-        };
-        for (bucket, times) in self.reducer.report().buckets.iter().enumerate() {
-            timer.add_bucket(bucket, times.start, times.end);
-        }
-        Ok(status)
     }
 
     /// Replaces parameters and velocities by their mean over all ranks.

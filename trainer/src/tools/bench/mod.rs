@@ -24,7 +24,9 @@ use crate::config::{
     SyncMethod, scaling_method_name,
 };
 use crate::measure::energy::EnergyMeter;
-use crate::measure::gather::{RankTimes, joules_per_image, peak_memory_bytes, slowest_rank};
+use crate::measure::gather::{
+    RankTimes, SessionTimes, joules_per_image, peak_memory_bytes, slowest_rank,
+};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::process_memory::minor_page_faults;
 use crate::measure::timer::{Timer, seconds_since_1970};
@@ -289,12 +291,13 @@ fn measure_steps<T: Task>(
     trace: Option<&TraceClock>,
     communicator: &dyn Communicator,
 ) -> Result<(Measured, KernelCalls)> {
-    let new_timer = || Timer::new(Arc::clone(&world.rank_status)).keeping_spans(trace.is_some());
+    let new_times = || {
+        let timer = Timer::new(Arc::clone(&world.rank_status)).keeping_spans(trace.is_some());
+        SessionTimes::starting_at(0, timer, EnergyMeter::of_rank(communicator.topology()))
+    };
     let counters = || (seconds_since_1970(), kernel_times(), minor_page_faults());
-    let mut timer = new_timer();
+    let mut times = new_times();
     let mut before = counters();
-    let mut times = RankTimes::default();
-    let mut energy = EnergyMeter::of_rank(communicator.topology());
     let (num_warmup, num_measured) = (config.warmup_steps, config.steps);
     let num_steps = num_warmup + num_measured;
     // On a device that runs the update, the scores of a step arrive with the next step.
@@ -306,46 +309,43 @@ fn measure_steps<T: Task>(
         .paced("bench", ("step", num_steps), 0..num_steps)
     {
         if step == num_warmup {
-            scores.extend(stepper.wait(&timer)?);
+            scores.extend(stepper.wait(&times.timer)?);
             communicator.barrier()?;
-            timer = new_timer();
+            times = new_times();
             stepper.take_traffic();
             before = counters();
-            energy.begin();
+            times.energy.begin();
         }
         ensure!(
             !world.stop.is_raised(),
             "bench: stopped by a signal in step {step}"
         );
         let start = Instant::now();
-        let loaded = next_step(input, &timer)?;
+        let timer = &times.timer;
+        let loaded = next_step(input, timer)?;
         let num_samples = loaded.global_num_samples as u64;
-        let (end, called) = KernelCalls::of(|| stepper.step(task, context(step), loaded, &timer));
+        let (end, called) = KernelCalls::of(|| stepper.step(task, context(step), loaded, timer));
         scores.extend(end?.scores);
         calls = called;
         if step + 1 == num_steps {
-            scores.extend(stepper.wait(&timer)?);
+            scores.extend(stepper.wait(timer)?);
         }
+        times.add_step(step as u64, num_samples, start.elapsed());
         if step >= num_warmup {
-            times.measured.push((num_samples, start.elapsed()));
-            times.num_samples += num_samples;
-            energy.look();
             let ready = ready_s.iter_mut().zip(stepper.parameter_ready_s());
             ready.for_each(|(sum, ready)| *sum += ready / num_measured as f64);
         }
     }
-    energy.end();
+    times.energy.end();
     let (begin_s, kernels_before, faults_before) = before;
     let (end_s, kernels, faults) = counters();
-    times.energy = energy.take();
-    times.seconds = timer.take_epoch();
     if let Some(trace) = trace
-        && let Some(warning) = trace.write(&timer.take_spans(), communicator)??
+        && let Some(warning) = trace.write(&times.timer.take_spans(), communicator)??
     {
         world.reporter.warn(&warning);
     }
     let measured = Measured {
-        times,
+        times: times.take_epoch(),
         unix_s: [begin_s, end_s],
         kernel_seconds: kernel_seconds(&kernels_before, &kernels),
         num_page_faults: faults - faults_before,
