@@ -14,7 +14,7 @@ use crate::model::data;
 use crate::model::family::ModelRequest;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
-use crate::run::saved_model::SavedModel;
+use crate::run::trained_model::TrainedModel;
 use crate::task::{ModelInput, Opening, Purpose, Setup, Task};
 use crate::world::ranks::World;
 
@@ -46,7 +46,7 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
         vec![("source of the weights".to_owned(), source.to_owned())],
         communicator,
     )?;
-    let saved = SavedModel::find(&weights, world)?;
+    let saved = TrainedModel::find(&weights, world)?;
     let config = match of_flags {
         Some(config) => config,
         None => EvalConfig::resolve(args, &family, saved.trained()?.as_ref())?,

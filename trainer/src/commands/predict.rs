@@ -22,7 +22,7 @@ use crate::config::{Family, InputKind, WeightSource, invalid};
 use crate::measure::report::{Reporter, printable};
 use crate::model::family::{ModelFamily, ModelRequest};
 use crate::model::{ImageClassifier, data};
-use crate::run::saved_model::SavedModel;
+use crate::run::trained_model::TrainedModel;
 use crate::task::Classification;
 use crate::world::ranks::World;
 
@@ -80,7 +80,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
         .compute
         .decide_for(&Family::of::<Classification<F>>())?;
     let (device, _) = world.prepare_compute(&compute)?;
-    let saved = SavedModel::find(&WeightSource::Checkpoint(args.checkpoint.clone()), world)?;
+    let saved = TrainedModel::find(&WeightSource::Checkpoint(args.checkpoint.clone()), world)?;
     let trained = saved
         .trained()?
         .context("predict: the checkpoint has no configuration")?;

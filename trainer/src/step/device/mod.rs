@@ -22,7 +22,7 @@ use distributed::{CollectiveError, ROOT};
 
 use self::captured::Capture;
 use self::optimizer::DeviceOptimizer;
-use self::placement::{ORDER, Placement};
+use self::placement::{FlatPlacement, ORDER};
 use super::config::{Clip, Step, StepConfig};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
@@ -268,7 +268,7 @@ impl DeviceReplica {
 }
 
 impl Results {
-    fn read<T: Task>(self, task: &T, placement: &Placement) -> Result<Scored> {
+    fn read<T: Task>(self, task: &T, placement: &FlatPlacement) -> Result<Scored> {
         let mut scores = Scores::default();
         for pass in self.passes {
             pass.add_to(task, &mut scores)?;

@@ -11,7 +11,7 @@ use burn::tensor::{Device, Tensor};
 use distributed::replica::{ParameterLayout, replace, tensors};
 use kernels::optimizer::adam;
 
-use super::placement::{ORDER, Placement};
+use super::placement::{FlatPlacement, ORDER};
 use crate::config::{AdamConfig, OptimizerChoice, SgdConfig};
 use crate::step::config::{OptimizerState, has_two_moments, spares};
 
@@ -20,7 +20,7 @@ use crate::step::config::{OptimizerState, has_two_moments, spares};
 pub(in crate::step) struct DeviceOptimizer {
     /// SGD or AdamW: LARS and LAMB would launch sums over every single tensor.
     rule: OptimizerChoice,
-    placement: Placement,
+    placement: FlatPlacement,
     parameters: Tensor<1>,
     /// Velocities; or first and second moments.
     moments: Vec<Tensor<1>>,
@@ -43,7 +43,7 @@ impl DeviceOptimizer {
             OptimizerChoice::Adamw(adam) => adam.weight_decay,
             _ => return None,
         };
-        let placement = Placement::new(layout, device);
+        let placement = FlatPlacement::new(layout, device);
         let mut decays = vec![decay as f32; layout.num_elements()];
         for entry in layout.entries() {
             if spares(&rule, entry) {
@@ -70,7 +70,7 @@ impl DeviceOptimizer {
     }
 
     /// Returns the place of each parameter in the flat tensors.
-    pub(super) fn placement(&self) -> &Placement {
+    pub(super) fn placement(&self) -> &FlatPlacement {
         &self.placement
     }
 
@@ -198,7 +198,7 @@ fn added(tensor: Tensor<1>, other: Option<Tensor<1>>) -> Tensor<1> {
     }
 }
 
-fn placed_parameters<M: Module>(placement: &Placement, model: &M) -> Tensor<1> {
+fn placed_parameters<M: Module>(placement: &FlatPlacement, model: &M) -> Tensor<1> {
     let tensors = tensors(model, placement.layout(), ORDER).into_iter();
     placement.joined(tensors.map(Some))
 }

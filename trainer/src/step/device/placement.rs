@@ -22,7 +22,7 @@ pub(super) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
 
 /// The parameters of a layout in a flat tensor.
 #[derive(Clone, Debug)]
-pub(super) struct Placement {
+pub(super) struct FlatPlacement {
     layout: ParameterLayout,
     device: Device,
     /// Start of every parameter.
@@ -32,7 +32,7 @@ pub(super) struct Placement {
     fillings: BTreeMap<usize, Tensor<1>>,
 }
 
-impl Placement {
+impl FlatPlacement {
     pub(super) fn new(layout: &ParameterLayout, device: &Device) -> Self {
         let mut len = 0;
         let mut starts = Vec::with_capacity(layout.entries().len());
@@ -146,7 +146,7 @@ mod tests {
         let device = Device::flex();
         let net = net(&device);
         let layout = ParameterLayout::new(&net);
-        let placement = Placement::new(&layout, &device);
+        let placement = FlatPlacement::new(&layout, &device);
         let expected = read(&net, &layout);
         let whole = placement.joined(tensors(&net, &layout, ORDER).into_iter().map(Some));
         assert_eq!(placement.read(&whole), expected);
@@ -174,7 +174,7 @@ mod tests {
     fn a_parameter_without_a_gradient_has_zeros() {
         let device = Device::flex();
         let layout = ParameterLayout::new(&net(&device));
-        let placement = Placement::new(&layout, &device);
+        let placement = FlatPlacement::new(&layout, &device);
         let ones = layout
             .entries()
             .iter()

@@ -23,7 +23,7 @@ use crate::world::ranks::World;
 
 /// Parameters that were found and are not read yet.
 #[derive(Clone, Debug)]
-pub struct SavedModel {
+pub struct TrainedModel {
     /// The file on root; the value of the flag on other ranks.
     path: PathBuf,
     num_bytes: u64,
@@ -31,7 +31,7 @@ pub struct SavedModel {
     pub state: Option<CheckpointState>,
 }
 
-impl SavedModel {
+impl TrainedModel {
     /// Finds the file. Root warns of damaged checkpoints that it skips.
     /// Collective: all ranks.
     ///
