@@ -49,7 +49,7 @@ pub use prediction::{
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 pub use progress::RunProgress;
 pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds, quoted};
-pub use settings::{OF_SYNCHRONISATION, WORK, count_all_passes, is_of_rank, method, text};
+pub use settings::{OF_SYNCHRONISATION, WORK, count_all_passes, is_of_rank, method, name, text};
 pub use study::{
     ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study,
     StudyCell, StudyStart,
@@ -59,6 +59,11 @@ pub use trace::{EventNames, TraceEvent};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+/// Returns the time in UTC, RFC 3339.
+pub fn now() -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()
+}
 
 /// Returns the boot id of the machine, which its containers share; `None` if unknown.
 pub fn boot_id() -> Option<String> {

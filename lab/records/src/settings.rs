@@ -1,5 +1,6 @@
 //! Settings of a run or a study's cell: classes of settings, and the synchronisation method.
 
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,6 +99,12 @@ pub fn text(value: &Value) -> Option<String> {
         Value::Bool(truth) => Some(truth.to_string()),
         _ => None,
     }
+}
+
+/// Returns the name of a variant as files have it; empty for other values.
+pub fn name(variant: impl Serialize) -> String {
+    let value = serde_json::to_value(variant).unwrap_or_default();
+    text(&value).unwrap_or_default()
 }
 
 /// Returns the synchronisation method as one word; `None` if it has none.

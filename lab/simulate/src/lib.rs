@@ -14,7 +14,7 @@ pub use self::network::{Link, NetworkError, NetworkModel, Node};
 pub use self::predict::{Prediction, Predictor, Synchronisation, predict};
 pub use self::profile::StepProfile;
 pub use self::published::published_answers;
-pub use self::scenario::{Scaling, Scenario, ScenarioPrediction, karp_flatt, predict_scenarios};
+pub use self::scenario::{Scaling, Scenario, karp_flatt, predict_scenarios};
 pub use self::servers::ServerPlacement;
 pub use self::sums::reduction_seconds;
 

@@ -222,8 +222,8 @@ impl Predictor {
             }
             Synchronisation::LocalSgd { every } => {
                 let every = every as f64;
-                let bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
-                let seconds = (header_s + 2.0 * self.library.reduce(bytes as f64)) / every;
+                let bytes = profile.num_bytes() as f64;
+                let seconds = (header_s + 2.0 * self.library.reduce(bytes)) / every;
                 Ok(StepCost {
                     communication_s: seconds,
                     exposed_s: seconds,
@@ -250,8 +250,7 @@ impl Predictor {
         &mut self,
         profile: &StepProfile,
     ) -> Result<(u64, Prediction), SimulationError> {
-        let total: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
-        let largest = total.max(LEAST_BUCKET).next_power_of_two();
+        let largest = profile.num_bytes().max(LEAST_BUCKET).next_power_of_two();
         let mut best = (
             largest,
             self.predict(&profile.with_bucket_cap(largest), true)?,

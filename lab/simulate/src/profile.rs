@@ -43,6 +43,11 @@ impl StepProfile {
         self.forward_s + self.backward_s + self.optimizer_s + self.other_s
     }
 
+    /// Returns the bytes of all gradients.
+    pub fn num_bytes(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.bytes).sum()
+    }
+
     /// Returns the mean delay in seconds of the slowest of `ranks`, for normally distributed times.
     pub(crate) fn straggler_s(&self, ranks: usize) -> f64 {
         self.straggler_spread_s * expected_largest(ranks)

@@ -15,9 +15,9 @@ use distributed::{CollectiveError, Communicator};
 
 use crate::network::{Library, Link, NetworkModel};
 
-/// Operation of a rank.
+/// Call of a rank to its communicator.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Operation {
+pub(crate) enum RecordedCall {
     Send {
         to: u32,
         tag: u16,
@@ -52,7 +52,7 @@ pub(crate) struct Recorder {
 
 #[derive(Debug, Default)]
 struct State {
-    operations: Vec<Operation>,
+    operations: Vec<RecordedCall>,
     /// Bytes that a byte of a buffer represents; absent during construction.
     magnification: Option<f64>,
 }
@@ -76,7 +76,7 @@ impl Recorder {
     }
 
     /// Returns the operations since [`begin`](Self::begin).
-    pub(crate) fn take(&self) -> Vec<Operation> {
+    pub(crate) fn take(&self) -> Vec<RecordedCall> {
         std::mem::take(&mut self.state().operations)
     }
 
@@ -89,18 +89,21 @@ impl Recorder {
         Ok(u32::try_from(peer).expect("a simulated world is smaller than 2^32"))
     }
 
+    fn push(&self, call: RecordedCall) -> Result<(), CollectiveError> {
+        self.state().operations.push(call);
+        Ok(())
+    }
+
     fn collective(
         &self,
         bytes: usize,
         seconds: impl FnOnce(f64) -> f64,
     ) -> Result<(), CollectiveError> {
-        let mut state = self.state();
-        let seconds = seconds(bytes as f64 * state.magnification.unwrap_or(1.0));
-        state.operations.push(Operation::Meeting {
+        let magnification = self.state().magnification.unwrap_or(1.0);
+        self.push(RecordedCall::Meeting {
             of_node: false,
-            seconds,
-        });
-        Ok(())
+            seconds: seconds(bytes as f64 * magnification),
+        })
     }
 
     fn refuse<T>(&self, reason: &str) -> Result<T, CollectiveError> {
@@ -146,23 +149,19 @@ impl Communicator for Recorder {
     }
 
     fn send(&self, to: usize, tag: u16, bytes: &[u8]) -> Result<(), CollectiveError> {
-        let operation = Operation::Send {
+        self.push(RecordedCall::Send {
             to: self.peer("send", to)?,
             tag,
             bytes: bytes.len(),
-        };
-        self.state().operations.push(operation);
-        Ok(())
+        })
     }
 
     fn receive(&self, from: usize, tag: u16, bytes: &mut [u8]) -> Result<(), CollectiveError> {
-        let operation = Operation::Receive {
+        self.push(RecordedCall::Receive {
             from: self.peer("receive", from)?,
             tag,
             bytes: bytes.len(),
-        };
-        self.state().operations.push(operation);
-        Ok(())
+        })
     }
 
     fn exchange(
@@ -172,14 +171,12 @@ impl Communicator for Recorder {
         from: usize,
         incoming: &mut [u8],
     ) -> Result<(), CollectiveError> {
-        let operation = Operation::Exchange {
+        self.push(RecordedCall::Exchange {
             to: self.peer("exchange", to)?,
             outgoing: outgoing.len(),
             from: self.peer("exchange", from)?,
             incoming: incoming.len(),
-        };
-        self.state().operations.push(operation);
-        Ok(())
+        })
     }
 
     fn receive_any(&self, _tag: u16) -> Result<(usize, Vec<u8>), CollectiveError> {
@@ -273,7 +270,7 @@ impl NodeMemory for RecordedMemory {
                 1 => 0.0,
                 ranks => self.link.seconds(bytes * (ranks - 1) as f64 / ranks as f64),
             };
-            let meeting = Operation::Meeting {
+            let meeting = RecordedCall::Meeting {
                 of_node: true,
                 seconds,
             };

@@ -1,14 +1,14 @@
 //! Predictions for many methods and numbers of ranks from one measured step.
 //!
 //! In: the step of one rank, optionally a second step with another batch, a network.
-//! Out: a [`ScenarioPrediction`] per scenario, in order.
+//! Out: a [`PredictionRecord`] per scenario, in order.
 //! Invariant: the same input has the same output.
 
 use rayon::prelude::*;
+use records::PredictionRecord;
 
 use crate::{
-    NetworkModel, Prediction, Predictor, ServerPlacement, SimulationError, StepProfile,
-    Synchronisation,
+    NetworkModel, Predictor, ServerPlacement, SimulationError, StepProfile, Synchronisation,
 };
 
 /// Batch that stays fixed as ranks are added.
@@ -35,19 +35,6 @@ pub struct Scenario {
     pub ranks: usize,
 }
 
-/// Prediction of a scenario.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ScenarioPrediction {
-    /// Samples of one rank's step.
-    pub batch_size_per_rank: usize,
-    /// Predicted step. Its speedup is over one rank with the same batch.
-    pub prediction: Prediction,
-    /// Images per second over those of the measured step.
-    pub speedup: f64,
-    /// Fastest bucket size in bytes and its prediction; `None` without overlapped buckets.
-    pub best_buckets: Option<(u64, Prediction)>,
-}
-
 impl Scenario {
     /// Returns why a step of `batch_size_per_rank` cannot be scaled to this scenario.
     pub fn why_not(&self, batch_size_per_rank: usize) -> Option<String> {
@@ -69,7 +56,8 @@ impl Scenario {
     }
 
     /// Predicts from `measured`, and from `second` for another batch, as
-    /// [`StepProfile::at_batch`] does.
+    /// [`StepProfile::at_batch`] does. The record has all numbers, and no names. Its speedup is
+    /// over the measured step.
     ///
     /// # Errors
     /// As for [`predict`](crate::predict()).
@@ -78,7 +66,7 @@ impl Scenario {
         measured: &StepProfile,
         second: Option<&StepProfile>,
         network: &NetworkModel,
-    ) -> Result<ScenarioPrediction, SimulationError> {
+    ) -> Result<PredictionRecord, SimulationError> {
         let step = match self.scaling {
             Scaling::Weak => measured.clone(),
             Scaling::Strong => measured.at_batch(second, measured.batch_size_per_rank / self.ranks),
@@ -88,18 +76,25 @@ impl Scenario {
         let prediction = predictor.predict(&step, self.overlap)?;
         let is_local = matches!(self.synchronisation, Synchronisation::LocalSgd { .. });
         let has_buckets = self.ranks > 1 && self.overlap && !is_local;
-        let best_buckets = if has_buckets {
-            Some(predictor.best_bucket_bytes(&step)?)
-        } else {
-            None
-        };
+        let best = has_buckets.then(|| predictor.best_bucket_bytes(&step));
+        let best = best.transpose()?;
         let of_one = measured.batch_size_per_rank as f64 / measured.compute_s();
         let speedup = prediction.images_per_second / of_one;
-        Ok(ScenarioPrediction {
+        Ok(PredictionRecord {
+            ranks: self.ranks,
             batch_size_per_rank: step.batch_size_per_rank,
-            prediction,
-            speedup,
-            best_buckets,
+            step_ms: Some(prediction.step_s * 1e3),
+            compute_ms: Some(prediction.step_s * prediction.efficiency * 1e3),
+            images_per_second: Some(prediction.images_per_second),
+            speedup: Some(speedup),
+            efficiency: Some(speedup / self.ranks as f64),
+            communication_ms: Some(prediction.communication_s * 1e3),
+            exposed_ms: Some(prediction.exposed_s * 1e3),
+            waiting_ms: Some(prediction.waiting_s * 1e3),
+            bucket_bytes: Some(self.bucket_bytes),
+            best_bucket_bytes: best.map(|(bytes, _)| bytes),
+            best_images_per_second: best.map(|(_, best)| best.images_per_second),
+            ..PredictionRecord::default()
         })
     }
 }
@@ -113,7 +108,7 @@ pub fn predict_scenarios(
     second: Option<&StepProfile>,
     network: &NetworkModel,
     scenarios: &[Scenario],
-) -> Result<Vec<ScenarioPrediction>, SimulationError> {
+) -> Result<Vec<PredictionRecord>, SimulationError> {
     // Large worlds take longest and start first, so that all cores finish at about the same time.
     let mut order: Vec<usize> = (0..scenarios.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(scenarios[index].ranks));

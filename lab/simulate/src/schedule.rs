@@ -11,7 +11,7 @@ use distributed::CollectiveError;
 
 use crate::SimulationError;
 use crate::network::NetworkModel;
-use crate::record::Operation;
+use crate::record::RecordedCall;
 
 /// Seconds since the start of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -66,7 +66,7 @@ struct Rank {
 struct Schedule<'a> {
     network: &'a NetworkModel,
     magnification: f64,
-    operations: &'a [Vec<Operation>],
+    operations: &'a [Vec<RecordedCall>],
     ranks: Vec<Rank>,
     /// Ranks that wait in the meeting of all ranks, and of each node.
     in_collective: usize,
@@ -84,7 +84,7 @@ struct Schedule<'a> {
 pub(crate) fn finish(
     network: &NetworkModel,
     magnification: f64,
-    operations: &[Vec<Operation>],
+    operations: &[Vec<RecordedCall>],
 ) -> Result<Vec<f64>, SimulationError> {
     let ranks = operations.iter().map(|_| Rank::default()).collect();
     let ready = (0..operations.len()).collect();
@@ -123,7 +123,7 @@ impl Schedule<'_> {
                 self.release(members, seconds);
             }
         }
-        let waits = |(rank, operations): (&Rank, &Vec<Operation>)| rank.done < operations.len();
+        let waits = |(rank, operations): (&Rank, &Vec<RecordedCall>)| rank.done < operations.len();
         match self.ranks.iter().zip(self.operations).position(waits) {
             None => Ok(()),
             Some(rank) => Err(SimulationError(format!(
@@ -137,13 +137,13 @@ impl Schedule<'_> {
         let operations = self.operations;
         while let Some(&operation) = operations[index].get(self.ranks[index].done) {
             match operation {
-                Operation::Send { to, tag, bytes } => self.send(index, to, Some(tag), bytes),
-                Operation::Receive { from, tag, bytes } => {
+                RecordedCall::Send { to, tag, bytes } => self.send(index, to, Some(tag), bytes),
+                RecordedCall::Receive { from, tag, bytes } => {
                     if !self.receive(index, (from, Some(tag)), bytes)? {
                         return Ok(None);
                     }
                 }
-                Operation::Exchange {
+                RecordedCall::Exchange {
                     to,
                     outgoing,
                     from,
@@ -158,7 +158,7 @@ impl Schedule<'_> {
                     }
                     self.ranks[index].sent = false;
                 }
-                Operation::Meeting { of_node, seconds } => return Ok(Some((of_node, seconds))),
+                RecordedCall::Meeting { of_node, seconds } => return Ok(Some((of_node, seconds))),
             }
             self.ranks[index].done += 1;
         }
@@ -245,16 +245,16 @@ mod tests {
     });
     const MESSAGE: f64 = 0.25 + 0.5 * 4.0;
 
-    fn send(to: u32) -> Operation {
-        Operation::Send {
+    fn send(to: u32) -> RecordedCall {
+        RecordedCall::Send {
             to,
             tag: 1,
             bytes: 4,
         }
     }
 
-    fn receive(from: u32, bytes: usize) -> Operation {
-        Operation::Receive {
+    fn receive(from: u32, bytes: usize) -> RecordedCall {
+        RecordedCall::Receive {
             from,
             tag: 1,
             bytes,

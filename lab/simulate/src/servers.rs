@@ -413,8 +413,7 @@ impl<'a> Simulation<'a> {
         let profile = self.world.profile;
         let own = self.world.rank_of_server(server);
         let bytes = profile.buckets[bucket].bytes as f64;
-        let total: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
-        let update_s = profile.optimizer_s * bytes / (total as f64).max(1.0);
+        let update_s = profile.optimizer_s * bytes / (profile.num_bytes() as f64).max(1.0);
         // Each pass over the values runs at the speed of memory.
         let pass_s = Link::MEMORY.beta * bytes;
         let answered = self.servers[server]

@@ -18,7 +18,7 @@ use distributed::gradients::{
 
 use crate::SimulationError;
 use crate::network::NetworkModel;
-use crate::record::{Operation, Recorder};
+use crate::record::{RecordedCall, Recorder};
 use crate::schedule::finish;
 
 /// Most elements in the buffers of all ranks together that are simulated one by one.
@@ -178,7 +178,7 @@ impl Sums {
         BucketCompressor::new(kind, spans.to_vec(), 0).sum(&mut vec![0.0; length], &**recorder)?;
         let operations = recorder.take();
         let seconds = operations.iter().map(|operation| match operation {
-            Operation::Meeting { seconds, .. } => *seconds,
+            RecordedCall::Meeting { seconds, .. } => *seconds,
             _ => 0.0,
         });
         let seconds = seconds.sum();

@@ -3,12 +3,10 @@
 //! In: flags. Out: tables, a JSON file. Invariant: an output that cannot be written is rejected
 //! before the measurement.
 
-use std::path::Path;
-use std::time::SystemTime;
-
 use anyhow::Result;
 use distributed::Communicator;
 use records::Environment;
+use std::path::Path;
 
 use super::output;
 use crate::config::NetbenchConfig;
@@ -70,7 +68,7 @@ fn environment(communicator: &dyn Communicator) -> Result<Environment> {
     Ok(Environment {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: env!("LOCKSTEP_COMMIT").to_owned(),
-        date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        date: records::now(),
         command_line: std::env::args_os().map(word).collect(),
         processor: cpu_model(),
         processor_count: std::thread::available_parallelism().map_or(1, usize::from),

@@ -3,8 +3,6 @@
 //! In: the slowest rank's times. Out: [`ProfileFile`].
 //! Invariant: the parts add up to the mean step time. Measured runs report means, too.
 
-use std::time::SystemTime;
-
 use distributed::replica::ParameterLayout;
 use records::{BenchResult, PROFILE_SCHEMA, ParameterRecord, ProfileFile, is_of_rank};
 
@@ -58,7 +56,7 @@ pub(super) fn of(
         });
     let mut file = ProfileFile {
         schema: PROFILE_SCHEMA.to_owned(),
-        created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        created: records::now(),
         commit: env!("LOCKSTEP_COMMIT").to_owned(),
         cpu_model: cpu_model(),
         cpu_count: std::thread::available_parallelism().map_or(1, usize::from),

@@ -7,7 +7,7 @@
 //! The cost of compression is measured with the real compressor on one rank. The rank encodes and
 //! decodes only its own part. Decoding the top-k parts of other ranks is not included.
 
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use distributed::communicator::SingleCommunicator;
@@ -16,8 +16,7 @@ use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile,
 };
 use simulate::{
-    Scaling, Scenario, ScenarioPrediction, ServerPlacement, StepProfile, Synchronisation,
-    predict_scenarios,
+    Scaling, Scenario, ServerPlacement, StepProfile, Synchronisation, predict_scenarios,
 };
 
 use super::profile_file::{step_of, work_of};
@@ -53,7 +52,6 @@ pub fn forecast(
     let profile = &profiles[0];
     let step = step_of(profile);
     let second = profiles.get(1).map(step_of);
-    let total_bytes: u64 = step.buckets.iter().map(|bucket| bucket.bytes).sum();
     let mut syncs = Vec::new();
     let mut scenarios = Vec::new();
     let mut left_out = Vec::new();
@@ -63,7 +61,7 @@ pub fn forecast(
             let scenario = Scenario {
                 synchronisation,
                 overlap: sync.overlap,
-                bucket_bytes: bucket_cap_bytes(sync, total_bytes as usize) as u64,
+                bucket_bytes: bucket_cap_bytes(sync, step.num_bytes() as usize) as u64,
                 scaling: match scaling {
                     ScalingKind::Weak => Scaling::Weak,
                     ScalingKind::Strong => Scaling::Strong,
@@ -82,12 +80,13 @@ pub fn forecast(
             }
         }
     }
-    let outcomes = predict_scenarios(&step, second.as_ref(), &network.model, &scenarios)?;
-    let records = syncs.iter().zip(&scenarios).zip(&outcomes);
-    let records =
-        records.map(|((sync, scenario), outcome)| record(&sync.method, scaling, scenario, outcome));
+    let mut records = predict_scenarios(&step, second.as_ref(), &network.model, &scenarios)?;
+    for (record, sync) in records.iter_mut().zip(syncs) {
+        record.scaling = scaling.to_string();
+        name(record, &sync.method);
+    }
     Ok(Forecast {
-        file: file(profile, network, records.collect()),
+        file: file(profile, network, records),
         left_out,
     })
 }
@@ -144,60 +143,24 @@ fn encoding_s_per_byte(profile: &StepProfile, kind: CompressionKind) -> Result<f
     Ok(fastest_s / (layout.num_elements() * size_of::<f32>()) as f64)
 }
 
-fn record(
-    method: &SyncMethod,
-    scaling: ScalingKind,
-    scenario: &Scenario,
-    outcome: &ScenarioPrediction,
-) -> PredictionRecord {
-    let (servers, placement, local_steps) = match *method {
+/// Adds the names of a method to its prediction.
+fn name(record: &mut PredictionRecord, method: &SyncMethod) {
+    record.method = scaling_method_name(method);
+    record.sync = method.kind().to_string();
+    record.compress = Some(CompressionKind::None.to_string());
+    match *method {
+        SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
+            record.compress = Some(compression.to_string());
+        }
+        SyncMethod::Allreduce { reduction, .. } => record.reduction = Some(reduction.to_string()),
+        SyncMethod::Exact { .. } => record.reduction = Some("exact".to_owned()),
         SyncMethod::ParameterServer {
             servers, placement, ..
-        } => (Some(servers), Some(placement.to_string()), None),
-        SyncMethod::LocalSgd { every, .. } => (None, None, Some(every)),
-        _ => (None, None, None),
-    };
-    let (reduction, compress) = match method {
-        SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
-            (None, compression.to_string())
+        } => {
+            record.servers = Some(servers);
+            record.server_placement = Some(placement.to_string());
         }
-        SyncMethod::Allreduce { reduction, .. } => (
-            Some(reduction.to_string()),
-            CompressionKind::None.to_string(),
-        ),
-        SyncMethod::Exact { .. } => (Some("exact".to_owned()), CompressionKind::None.to_string()),
-        _ => (None, CompressionKind::None.to_string()),
-    };
-    let ScenarioPrediction {
-        batch_size_per_rank,
-        prediction,
-        speedup,
-        best_buckets,
-    } = *outcome;
-    PredictionRecord {
-        method: scaling_method_name(method),
-        sync: method.kind().to_string(),
-        reduction,
-        compress: Some(compress),
-        servers,
-        server_placement: placement,
-        local_steps,
-        ranks: scenario.ranks,
-        batch_size_per_rank,
-        scaling: scaling.to_string(),
-        step_ms: Some(prediction.step_s * 1e3),
-        compute_ms: Some(prediction.step_s * prediction.efficiency * 1e3),
-        images_per_second: Some(prediction.images_per_second),
-        speedup: Some(speedup),
-        efficiency: Some(speedup / scenario.ranks as f64),
-        communication_ms: Some(prediction.communication_s * 1e3),
-        exposed_ms: Some(prediction.exposed_s * 1e3),
-        waiting_ms: Some(prediction.waiting_s * 1e3),
-        bucket_bytes: Some(scenario.bucket_bytes),
-        best_bucket_bytes: best_buckets.map(|(bytes, _)| bytes),
-        best_images_per_second: best_buckets.map(|(_, prediction)| prediction.images_per_second),
-        cell: None,
-        repetition: None,
+        SyncMethod::LocalSgd { every, .. } => record.local_steps = Some(every),
     }
 }
 
@@ -208,7 +171,7 @@ fn file(
 ) -> PredictionFile {
     PredictionFile {
         schema: PREDICTION_SCHEMA.to_owned(),
-        created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        created: records::now(),
         commit: env!("LOCKSTEP_COMMIT").to_owned(),
         model: profile.model.clone(),
         dtype: profile.dtype.clone(),

@@ -118,13 +118,6 @@ fn json<T: DeserializeOwned>(path: &Path, expected: &str) -> Result<T> {
     read.with_context(|| format!("cannot read {}, expected {expected}", path.display()))
 }
 
-/// Reads a file as text. A line torn by a crash may contain any bytes.
-fn text(path: &Path) -> Result<String> {
-    let bytes =
-        records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
 /// Returns the results of `bench` in a file. Lines with equal settings are repetitions.
 fn bench_lines(path: &Path) -> Result<Vec<Measurement>> {
     const SIZES: [&str; 4] = [
@@ -134,7 +127,11 @@ fn bench_lines(path: &Path) -> Result<Vec<Measurement>> {
         "global_batch_size",
     ];
     let mut all: Vec<Measurement> = Vec::new();
-    for line in text(path)?.lines().filter(|line| line.starts_with('{')) {
+    let bytes =
+        records::file::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    // A line torn by a crash may contain any bytes.
+    let text = String::from_utf8_lossy(&bytes);
+    for line in text.lines().filter(|line| line.starts_with('{')) {
         let result = serde_json::from_str(line).unwrap_or_default();
         let mut attempt = AttemptRecord {
             result,
@@ -165,11 +162,8 @@ fn bench_lines(path: &Path) -> Result<Vec<Measurement>> {
 /// Returns the cells of a study, with the runs that count.
 fn study(directory: &Path) -> Result<Vec<Measurement>> {
     let study: Study = json(&directory.join("study.json"), "the directory of a study")?;
-    let text = text(&directory.join("records.jsonl"))?;
-    let lines = text.lines();
-    let attempts: Vec<AttemptRecord> = lines
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect();
+    let lines = records::read_lines(&directory.join("records.jsonl"))?.into_iter();
+    let attempts: Vec<AttemptRecord> = lines.filter_map(|line| line.record.ok()).collect();
     let name = directory.display().to_string();
     Ok(Measurement::of_study(&study, &attempts, &name))
 }
