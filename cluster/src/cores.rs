@@ -15,11 +15,9 @@ use crate::probe;
 /// Returns the number of cores that this process may use.
 pub fn available() -> usize {
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let cores = one_of_each().len();
-    if cores == 0 {
-        threads
-    } else {
-        threads.min(cores)
+    match one_of_each().len() {
+        0 => threads,
+        cores => threads.min(cores),
     }
 }
 
@@ -67,30 +65,19 @@ pub fn pinned(program: &Path, place: usize, threads: usize) -> Command {
 /// Returns the list of CPUs at a place for `taskset -c`, if there are enough cores.
 fn cpus_of(cores: &[Vec<usize>], place: usize, threads: usize) -> Option<String> {
     let own = cores.get(place * threads..(place + 1) * threads)?;
-    Some(
-        own.iter()
-            .flatten()
-            .map(usize::to_string)
-            .collect::<Vec<_>>()
-            .join(","),
-    )
+    let cpus: Vec<String> = own.iter().flatten().map(usize::to_string).collect();
+    Some(cpus.join(","))
 }
 
 /// Splits the cores into equal parts, as lists for `taskset -c`; empty if there are fewer cores
 /// than parts.
 pub(crate) fn per_part(num_parts: usize) -> Vec<String> {
-    let cpus = one_of_each();
-    let size = cpus.len() / num_parts.max(1);
-    let list = |part: &[usize]| {
-        part.iter()
-            .map(usize::to_string)
-            .collect::<Vec<_>>()
-            .join(",")
-    };
-    if size == 0 {
-        Vec::new()
-    } else {
-        cpus.chunks(size).take(num_parts).map(list).collect()
+    let cores: Vec<Vec<usize>> = one_of_each().chunks(1).map(<[_]>::to_vec).collect();
+    match cores.len() / num_parts.max(1) {
+        0 => Vec::new(),
+        size => (0..num_parts)
+            .filter_map(|part| cpus_of(&cores, part, size))
+            .collect(),
     }
 }
 

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at, failed};
 use crate::process;
 
 /// Runs the program as a child, and a watcher that waits for the end of the pipe. With `setsid` the
@@ -64,10 +64,8 @@ impl Guarded {
     /// # Errors
     /// The file cannot be made; the system has no bash.
     pub fn start(command: &Command, log: &Path) -> Outcome<Self> {
-        let output = create(log)?;
-        let errors = output
-            .try_clone()
-            .map_err(|error| Failure::Failed(format!("{}: {error}", log.display())))?;
+        let output = File::create(log).map_err(at(log))?;
+        let errors = output.try_clone().map_err(at(log))?;
         Self::start_into(command, output, errors)
     }
 
@@ -75,6 +73,7 @@ impl Guarded {
     /// parsed. A launcher forwards both streams in pieces, so in one file a warning may split a
     /// line of the result. [`said`] reads both files.
     pub fn start_apart(command: &Command, log: &Path) -> Outcome<Self> {
+        let create = |path: &Path| File::create(path).map_err(at(path));
         Self::start_into(command, create(log)?, create(&errors_beside(log))?)
     }
 
@@ -116,9 +115,10 @@ impl Guarded {
     pub fn finish(mut self, limit: Duration) -> Outcome<Option<i32>> {
         let mut was_asked = false;
         loop {
-            let status: Option<ExitStatus> = self.shell.try_wait().map_err(|error| {
-                Failure::Failed(format!("cannot wait for a child process: {error}"))
-            })?;
+            let status: Option<ExitStatus> = self
+                .shell
+                .try_wait()
+                .map_err(|error| failed!("cannot wait for a child process: {error}"))?;
             match status {
                 Some(_) if was_asked => return Ok(None),
                 // The shell reports a signal as 128 and more.
@@ -139,10 +139,6 @@ impl Drop for Guarded {
         drop(self.shell.stdin.take());
         let _ = self.shell.wait();
     }
-}
-
-fn create(path: &Path) -> Outcome<File> {
-    File::create(path).map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 
 fn errors_beside(log: &Path) -> PathBuf {

@@ -1,22 +1,31 @@
-//! JSON documents: reads one key, writes a file.
+//! JSON documents: reads one key, reads and writes files.
 //!
-//! In: text, a key; a value, a file. Out: the first string, number or truth; the file.
+//! In: text, a key; a value, a file. Out: the first string, number or truth; the value, the file.
 //! Invariant: a key is searched at any depth, so its name must be unique in the document. A reader
 //! of a file sees the old or the new document, never a part.
 
 use std::path::Path;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at};
 use crate::run_directory;
 
 /// Replaces a file, and makes its directory.
 pub fn write(path: &Path, record: &impl Serialize) -> Outcome {
-    let text = serde_json::to_string_pretty(record);
-    let text = text.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+    let text = serde_json::to_string_pretty(record).map_err(at(path))?;
     run_directory::write(path, &format!("{text}\n"))
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// The path is not a regular file; the file is not such a document.
+pub fn read<T: DeserializeOwned>(path: &Path) -> Outcome<T> {
+    let text = records::file::read(path).map_err(at(path))?;
+    serde_json::from_slice(&text).map_err(at(path))
 }
 
 /// Returns the JSON value at the begin of a text. A launcher may append standard error to the same

@@ -12,7 +12,7 @@ use std::process::Command as Process;
 use clap::Args;
 
 use crate::cores;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, failed, usage};
 use crate::mpirun::{self, Mpirun, Placement};
 use crate::options;
 use crate::output::{self, say};
@@ -112,16 +112,16 @@ impl LaunchArgs {
         let named = self.hosts.iter().filter(|host| !host.is_empty());
         let hosts: Vec<String> = named.cloned().collect();
         if hosts.is_empty() && !self.hosts.is_empty() {
-            return Err(Failure::Usage(
-                "--hosts names no host: write --hosts A,B or leave it out".to_owned(),
+            return Err(usage!(
+                "--hosts names no host: write --hosts A,B or leave it out"
             ));
         }
         if hosts.len() > self.ranks {
             let hosts = hosts.len();
             let ranks = self.ranks;
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{hosts} hosts for {ranks} ranks: name at most as many as ranks"
-            )));
+            ));
         }
         Ok(hosts)
     }
@@ -181,9 +181,8 @@ impl LaunchArgs {
         let launcher = self.launcher();
         let mut text = String::new();
         if restarts {
-            let folder = env::current_dir().map_err(|error| {
-                Failure::Failed(format!("the working directory cannot be read: {error}"))
-            })?;
+            let folder = env::current_dir()
+                .map_err(|error| failed!("the working directory cannot be read: {error}"))?;
             text.push_str(&format!(
                 "#!/bin/bash\n\
                  # Written by `trainer launch`. To resume the run later, run this file with bash.\n\
@@ -231,7 +230,7 @@ mod tests {
         let words = std::iter::once(&"launch").chain(words);
         match CommandLine::try_parse_from(words) {
             Ok(line) => Ok(line.launch),
-            Err(error) => Err(Failure::Usage(error.to_string())),
+            Err(error) => Err(usage!("{error}")),
         }
     }
 

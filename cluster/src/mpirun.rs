@@ -13,7 +13,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, failed, usage};
 use crate::probe;
 use crate::process;
 
@@ -132,9 +132,7 @@ impl Mpirun {
     /// Returns the mpirun that was found.
     pub fn needed(found: Option<&Self>) -> Outcome<&Self> {
         found.ok_or_else(|| {
-            let text =
-                "several ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with";
-            Failure::Failed(text.to_owned())
+            failed!("several ranks need mpirun, not found in PATH: load or install the MPI that the trainer was built with")
         })
     }
 
@@ -150,9 +148,9 @@ impl Mpirun {
         arguments: &[String],
     ) -> Outcome<Command> {
         if !self.starts_on_emulated_hosts() {
-            return Err(Failure::Failed(format!(
+            return Err(failed!(
                 "emulated hosts need Open MPI's mpirun, got {self}: install Open MPI"
-            )));
+            ));
         }
         let first = hosts.first().map_or("", String::as_str);
         let slots = ranks.div_ceil(hosts.len().max(1));
@@ -254,13 +252,13 @@ impl Placement {
             return Ok(self.hosts.clone());
         }
         if !self.ranks.is_multiple_of(self.hosts.len()) {
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{} ranks do not spread evenly over {} hosts. Give their numbers, as in --hosts {}:{},…",
                 self.ranks,
                 self.hosts.len(),
                 self.hosts[0],
-                self.ranks.div_ceil(self.hosts.len()),
-            )));
+                self.ranks.div_ceil(self.hosts.len())
+            ));
         }
         let slots = self.ranks / self.hosts.len();
         let hosts = self.hosts.iter();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Args};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at, failed, usage};
 use crate::probe;
 
 /// Reads a count from 1.
@@ -16,7 +16,8 @@ use crate::probe;
 /// # Errors
 /// What was expected; clap adds the flag.
 pub fn count(text: &str) -> Result<usize, String> {
-    text.parse()
+    text.trim()
+        .parse()
         .ok()
         .filter(|&count| count > 0)
         .ok_or_else(|| "expected a whole number from 1".to_owned())
@@ -48,19 +49,16 @@ pub(crate) fn value_of<'w>(words: &'w [String], flag: &str) -> Option<&'w str> {
 pub fn trainer(named: Option<&Path>) -> Outcome<PathBuf> {
     let Some(path) = named else {
         return std::env::current_exe().map_err(|error| {
-            Failure::Failed(format!(
-                "the path of this program: {error}: name the program by --trainer PATH"
-            ))
+            failed!("the path of this program: {error}: name the program by --trainer PATH")
         });
     };
-    let path = std::path::absolute(path)
-        .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+    let path = std::path::absolute(path).map_err(at(path))?;
     match probe::program(&path) {
         Some(path) => Ok(path),
-        None => Err(Failure::Usage(format!(
+        None => Err(usage!(
             "--trainer: {} is not an executable program. Name a built trainer, or remove the flag to start this program.",
             path.display()
-        ))),
+        )),
     }
 }
 

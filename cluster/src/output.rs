@@ -6,7 +6,7 @@
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, failed};
 
 /// Prints a line of progress; errors are ignored.
 #[macro_export]
@@ -31,8 +31,7 @@ pub fn result(text: &str) -> Outcome {
     let written = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
-    unless_reader_left(written)
-        .map_err(|error| Failure::Failed(format!("standard output: {error}")))
+    unless_reader_left(written).map_err(|error| failed!("standard output: {error}"))
 }
 
 /// Ignores a closed pipe: the reader has what it needs.

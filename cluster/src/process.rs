@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 pub use records::quoted;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, at, failed};
 use crate::output::say;
 
 /// Returns the command as a line that can be pasted into a shell, with its variables.
@@ -36,10 +36,10 @@ pub fn run(mut command: Command) -> Outcome {
         .map_err(|error| cannot_start(&command, &error))?;
     match status.success() {
         true => Ok(()),
-        false => Err(Failure::Failed(format!(
+        false => Err(failed!(
             "`{}` failed: {status}",
             command.get_program().display()
-        ))),
+        )),
     }
 }
 
@@ -64,15 +64,15 @@ pub fn ask(command: &mut Command) -> Outcome<Result<String, String>> {
 
 /// Returns the standard output of a command, which must succeed.
 pub fn ask_for(command: &mut Command) -> Outcome<String> {
-    ask(command)?.map_err(|complaint| Failure::Failed(format!("`{}`: {complaint}", shown(command))))
+    ask(command)?.map_err(|complaint| failed!("`{}`: {complaint}", shown(command)))
 }
 
 /// Returns the error for a program that is absent or not executable.
 pub fn cannot_start(command: &Command, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!(
+    failed!(
         "`{}` cannot be started: {error}",
         command.get_program().display()
-    ))
+    )
 }
 
 /// Returns whether this process runs as root.
@@ -103,15 +103,13 @@ impl<'a> Running<'a> {
     ///
     /// # Errors
     /// The file cannot be made; the program cannot be started.
-    pub fn start(mut command: Command, log: &'a Path) -> Result<Self, String> {
-        let file = File::create(log).map_err(|error| format!("{}: {error}", log.display()))?;
-        let copy = file
-            .try_clone()
-            .map_err(|error| format!("{}: {error}", log.display()))?;
+    pub fn start(mut command: Command, log: &'a Path) -> Outcome<Self> {
+        let file = File::create(log).map_err(at(log))?;
+        let copy = file.try_clone().map_err(at(log))?;
         command.stdin(Stdio::null()).stdout(file).stderr(copy);
         let child = command
             .spawn()
-            .map_err(|error| cannot_start(&command, &error).to_string())?;
+            .map_err(|error| cannot_start(&command, &error))?;
         Ok(Running {
             child,
             log,
@@ -130,10 +128,11 @@ impl<'a> Running<'a> {
     }
 
     /// Waits for the end; past the deadline the child gets SIGTERM, then SIGKILL.
-    pub fn finish(mut self, limit: Duration) -> Result<Finished, String> {
+    pub fn finish(mut self, limit: Duration) -> Outcome<Finished> {
         let mut was_asked = false;
         let status = loop {
-            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+            let program = Path::new("a child process");
+            if let Some(status) = self.child.try_wait().map_err(at(program))? {
                 break status;
             }
             if !was_asked && self.started.elapsed() > limit {
@@ -142,16 +141,14 @@ impl<'a> Running<'a> {
                 was_asked = true;
             }
             if self.started.elapsed() > limit + Duration::from_secs(10) {
-                self.child.kill().map_err(|error| error.to_string())?;
+                self.child.kill().map_err(at(program))?;
             }
             sleep(Duration::from_millis(10));
         };
         let elapsed = self.started.elapsed();
-        let bytes =
-            fs::read(self.log).map_err(|error| format!("{}: {error}", self.log.display()))?;
-        let code = if was_asked { None } else { status.code() };
+        let bytes = fs::read(self.log).map_err(at(self.log))?;
         Ok(Finished {
-            code,
+            code: status.code().filter(|_| !was_asked),
             text: String::from_utf8_lossy(&bytes).into_owned(),
             elapsed,
         })
@@ -165,31 +162,41 @@ impl Drop for Running<'_> {
             return;
         }
         let _ = send_signal(self.child.id(), "TERM");
-        let start = Instant::now();
-        while !self.has_ended() && start.elapsed() < Duration::from_secs(10) {
-            sleep(Duration::from_millis(10));
-        }
+        let pause = Duration::from_millis(10);
+        wait_until(Duration::from_secs(10), pause, || self.has_ended());
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Sends a signal by the shell's `kill`: the standard library has none, and not every system has
-/// the program.
-pub fn send_signal(process: u32, signal: &str) -> Result<(), String> {
-    let line = format!("kill -{signal} {process}");
-    let status = Command::new("sh")
-        .args(["-c", &line])
-        .status()
-        .map_err(|error| format!("sh: {error}"))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("`{line}` failed"))
+/// Waits until `is_so` returns true, up to the limit; returns whether it did.
+pub fn wait_until(limit: Duration, pause: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if is_so() {
+            return true;
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+        sleep(pause);
     }
 }
 
-/// A signal whose shell is already running, so that it is sent faster than a process starts.
+/// Sends a signal.
+///
+/// # Errors
+/// The process has ended, or is another user's.
+pub fn send_signal(process: u32, signal: &str) -> Outcome {
+    match ReadySignal::new(process, signal)?.send() {
+        true => Ok(()),
+        false => Err(failed!("`kill -{signal} {process}` failed")),
+    }
+}
+
+/// A signal whose shell is already running, so that it is sent faster than a process starts. The
+/// shell's own `kill` sends it: the standard library has none, and not every system has the
+/// program.
 pub struct ReadySignal(Child);
 
 impl ReadySignal {
@@ -197,7 +204,7 @@ impl ReadySignal {
     ///
     /// # Errors
     /// The shell cannot be started.
-    pub fn new(process: u32, signal: &str) -> Result<Self, String> {
+    pub fn new(process: u32, signal: &str) -> Outcome<Self> {
         let line = format!("read -r go && kill -{signal} {process}");
         let mut command = Command::new("sh");
         command
@@ -205,10 +212,10 @@ impl ReadySignal {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        command
-            .spawn()
+        let child = command.spawn();
+        child
             .map(ReadySignal)
-            .map_err(|error| cannot_start(&command, &error).to_string())
+            .map_err(|error| cannot_start(&command, &error))
     }
 
     /// Sends the signal; returns false if the process has ended.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use records::file;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at, failed, usage};
 use crate::options;
 use crate::process;
 use crate::slurm::TASK;
@@ -35,9 +35,8 @@ impl PlacedCommand {
             .split_first()
             .filter(|(command, _)| !command.starts_with('-'))
         else {
-            return Err(Failure::Usage(
+            return Err(usage!(
                 "nothing to start: the trainer's command comes first after `--`, as in `-- train --epochs 10`"
-                    .to_owned(),
             ));
         };
         let name = match name {
@@ -51,8 +50,7 @@ impl PlacedCommand {
             chosen = chosen.map_or_else(|| directory_of_config(&words), |named| Ok(Some(named)))?;
         }
         let directory = chosen.map_or_else(|| Path::new("runs").join(&name), PathBuf::from);
-        let directory = std::path::absolute(&directory)
-            .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
+        let directory = std::path::absolute(&directory).map_err(at(&directory))?;
         Ok(PlacedCommand {
             command: command.clone(),
             words,
@@ -68,10 +66,10 @@ impl PlacedCommand {
     /// Refuses a flag that has an effect on training only.
     pub(crate) fn check_only_for_training(&self, flag: &str, is_given: bool) -> Outcome {
         if is_given && !self.trains() {
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{flag} is for `train`, which resumes from its checkpoint; `{}` has none. Remove {flag}.",
                 self.command
-            )));
+            ));
         }
         Ok(())
     }
@@ -83,17 +81,15 @@ pub fn write(path: &Path, text: &str) -> Outcome {
     let folder = path.parent().unwrap_or(Path::new("/"));
     file::create_folder(folder)
         .and_then(|()| file::replace_unsynced(path, text.as_bytes()))
-        .map_err(|error| Failure::Failed(error.to_string()))
+        .map_err(|error| failed!("{error}"))
 }
 
 /// Makes an empty directory.
 pub fn fresh(directory: &Path) -> Outcome {
-    let failed =
-        |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
     if directory.exists() {
-        fs::remove_dir_all(directory).map_err(failed)?;
+        fs::remove_dir_all(directory).map_err(at(directory))?;
     }
-    fs::create_dir_all(directory).map_err(failed)
+    fs::create_dir_all(directory).map_err(at(directory))
 }
 
 /// Splits `--output-dir` and `--resume` from the words of `train`.
@@ -111,10 +107,10 @@ fn without_directory(words: &[String]) -> Outcome<(Option<String>, Vec<String>)>
     }
     let first = named.first().cloned();
     if named.len() > 1 || first.as_deref() == Some("") {
-        return Err(Failure::Usage(format!(
+        return Err(usage!(
             "--output-dir: expected one directory, got `{}`",
             named.join(" ")
-        )));
+        ));
     }
     Ok((first, others))
 }
@@ -127,9 +123,9 @@ fn directory_of_config(words: &[String]) -> Outcome<Option<String>> {
         return Ok(None);
     };
     let failed = |error: &dyn fmt::Display| {
-        Failure::Usage(format!(
+        usage!(
             "--config {file}: expected a run's options, which may name its directory: {error}; correct it, or name the directory by --output-dir"
-        ))
+        )
     };
     // A pipe can be read once, by the trainer.
     let found = fs::metadata(file).map_err(|error| failed(&error))?;
@@ -153,18 +149,16 @@ fn checked_name(name: &str) -> Outcome<&str> {
     if name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_plain) {
         return Ok(name);
     }
-    Err(Failure::Usage(format!(
+    Err(usage!(
         "--name: expected letters, digits, `-`, `_` and `.`, a letter or digit first, got `{name}`"
-    )))
+    ))
 }
 
 /// Returns the time as a part of a name.
 fn now() -> Outcome<String> {
     let answer = process::answer("date", &["+%Y%m%d-%H%M%S"]).map(|text| text.trim().to_owned());
     answer.filter(|time| !time.is_empty()).ok_or_else(|| {
-        Failure::Failed(
-            "the program `date` does not print the time. Name the run by --name.".to_owned(),
-        )
+        failed!("the program `date` does not print the time. Name the run by --name.")
     })
 }
 

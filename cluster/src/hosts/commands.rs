@@ -1,14 +1,14 @@
 //! The commands that make emulated hosts, and the files that programs on them see.
 //!
 //! In: numbers of hosts, from 1. Out: command lines; files below /etc/netns and /run.
-//! Invariant: pure, except for writing those files.
+//! Invariant: pure, except for writing those files; a blank separates the words of a command line.
 //! Source: ip-netns(8), which binds /etc/netns/NAME/* over /etc/*.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at};
 use crate::process;
 use crate::run_directory;
 
@@ -43,19 +43,14 @@ pub(super) fn spaces() -> Vec<String> {
         .collect()
 }
 
-/// Returns the command inside a host.
-pub(super) fn within(host: usize, words: &[&str]) -> Vec<String> {
-    let space = space(host);
-    ["ip", "netns", "exec", &space]
-        .iter()
-        .chain(words)
-        .map(|&word| word.to_owned())
-        .collect()
+/// Returns the command line inside a host.
+pub(super) fn within(host: usize, line: &str) -> String {
+    format!("ip netns exec {} {line}", space(host))
 }
 
-/// Returns the commands that make a switch in its own namespace, and hosts joined to it, apart from
-/// the machine's network.
-pub(super) fn making(count: usize) -> Vec<Vec<String>> {
+/// Returns the command lines that make a switch in its own namespace, and hosts joined to it, apart
+/// from the machine's network.
+pub(super) fn making(count: usize) -> Vec<String> {
     let mut lines = vec![
         format!("ip netns add {SWITCH}"),
         format!("ip -n {SWITCH} link set lo up"),
@@ -75,9 +70,6 @@ pub(super) fn making(count: usize) -> Vec<Vec<String>> {
         ]);
     }
     lines
-        .iter()
-        .map(|line| line.split(' ').map(str::to_owned).collect())
-        .collect()
 }
 
 /// Returns the folder of the files that a host sees in /etc.
@@ -132,8 +124,7 @@ exec $cores ip netns exec "{PREFIX}$host" unshare --uts --mount --propagation pr
 pub(super) fn write_agent(cores: &[String]) -> Outcome {
     let file = agent();
     run_directory::write(&file, &agent_text(cores))?;
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
-        .map_err(|error| Failure::Failed(format!("{}: {error}", file.display())))
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).map_err(at(&file))
 }
 
 #[cfg(test)]
@@ -142,7 +133,7 @@ mod tests {
 
     #[test]
     fn every_host_is_joined_to_the_switch_and_has_an_address() {
-        let lines: Vec<String> = making(3).iter().map(|words| words.join(" ")).collect();
+        let lines = making(3);
         for host in 1..=3 {
             assert!(
                 lines.contains(&format!(

@@ -18,7 +18,7 @@ use std::process::Command as Process;
 use clap::Subcommand;
 
 use crate::cores;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at, failed, usage};
 use crate::guard::Afterwards;
 use crate::mpirun::Mpirun;
 use crate::options;
@@ -108,8 +108,8 @@ fn up(rate: Rate, count: usize) -> Outcome {
 fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
     let count = num_standing();
     if count == 0 {
-        return Err(Failure::Failed(
-            "no emulated hosts: make them by `trainer hosts up 1gbit`".to_owned(),
+        return Err(failed!(
+            "no emulated hosts: make them by `trainer hosts up 1gbit`"
         ));
     }
     let Some((name, words)) = words.split_first() else {
@@ -117,9 +117,7 @@ fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
     };
     let program = probe::program(name).and_then(|program| std::path::absolute(program).ok());
     let program = program.ok_or_else(|| {
-        Failure::Usage(format!(
-            "`{name}` is not an executable program. Give its path, or a program in PATH."
-        ))
+        usage!("`{name}` is not an executable program. Give its path, or a program in PATH.")
     })?;
     let mpirun = Mpirun::find();
     let mpirun = Mpirun::needed(mpirun.as_ref())?;
@@ -130,8 +128,9 @@ fn start(ranks: Option<usize>, words: &[String]) -> Outcome {
 /// Refuses machines that cannot emulate hosts.
 pub fn require() -> Outcome {
     if !process::is_root() {
-        let text = "emulated hosts need root: run this as root, or ask for no `hosts:…`";
-        return Err(Failure::Failed(text.to_owned()));
+        return Err(failed!(
+            "emulated hosts need root: run this as root, or ask for no `hosts:…`"
+        ));
     }
     let missing: Vec<&str> = PROGRAMS
         .into_iter()
@@ -140,10 +139,10 @@ pub fn require() -> Outcome {
     if missing.is_empty() {
         return Ok(());
     }
-    Err(Failure::Failed(format!(
+    Err(failed!(
         "emulated hosts need {}, not found in PATH: install iproute2, procps and util-linux",
         missing.join(", ")
-    )))
+    ))
 }
 
 /// Returns whether hosts can be emulated: root in a container may lack the rights.
@@ -170,8 +169,7 @@ impl Hosts {
     /// way.
     pub fn up(count: usize) -> Outcome<Self> {
         require()?;
-        let program = std::env::current_exe()
-            .map_err(|error| Failure::Failed(format!("this program: {error}")))?;
+        let program = std::env::current_exe().map_err(|error| failed!("this program: {error}"))?;
         let owner = std::process::id().to_string();
         // Prepared first, so that half-made hosts are removed too. `--of`: the next study may have
         // made hosts.
@@ -193,9 +191,7 @@ impl Hosts {
 
     fn make(count: usize, owner: Option<&str>) -> Outcome {
         if count > MOST_HOSTS {
-            return Err(Failure::Usage(format!(
-                "hosts: expected at most {MOST_HOSTS}, got {count}"
-            )));
+            return Err(usage!("hosts: expected at most {MOST_HOSTS}, got {count}"));
         }
         let _lock = lock()?;
         refuse_others(&owner_file())?;
@@ -211,7 +207,8 @@ impl Hosts {
         for host in 1..=count {
             commands::write_names(host, count)?;
             // A namespace allows what the machine allows; reno is always allowed.
-            let set = |setting: &str| asked(&commands::within(host, &["sysctl", "-qw", setting]));
+            let set =
+                |setting: &str| asked(&commands::within(host, &format!("sysctl -qw {setting}")));
             set("net.ipv4.tcp_congestion_control=cubic")
                 .or_else(|_| set("net.ipv4.tcp_congestion_control=reno"))?;
             set("net.ipv4.tcp_slow_start_after_idle=0")?;
@@ -228,15 +225,10 @@ impl Hosts {
     pub fn set_rate(&self, rate: Rate) -> Outcome {
         for host in 1..=self.count {
             // Fails if there is no limit yet.
-            let _ = asked(&commands::within(
-                host,
-                &["tc", "qdisc", "del", "dev", commands::DEVICE, "root"],
-            ));
-            if let Some(words) = rate.discipline() {
-                asked(&commands::within(
-                    host,
-                    &words.iter().map(String::as_str).collect::<Vec<_>>(),
-                ))?;
+            let delete = format!("tc qdisc del dev {} root", commands::DEVICE);
+            let _ = asked(&commands::within(host, &delete));
+            if let Some(line) = rate.discipline() {
+                asked(&commands::within(host, &line))?;
             }
         }
         Ok(())
@@ -286,9 +278,9 @@ fn refuse_others(file: &Path) -> Outcome {
         *owner != std::process::id() && Path::new("/proc").join(owner.to_string()).exists()
     }) {
         None => Ok(()),
-        Some(owner) => Err(Failure::Failed(format!(
+        Some(owner) => Err(failed!(
             "emulated hosts are in use by process {owner}, as a study or a comparison keeps them: wait for its end, or end it"
-        ))),
+        )),
     }
 }
 
@@ -296,7 +288,7 @@ fn refuse_others(file: &Path) -> Outcome {
 fn lock() -> Outcome<File> {
     let path = Path::new("/run/lockstep-hosts.lock");
     let locked = File::create(path).and_then(|file| file.lock().map(|()| file));
-    locked.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+    locked.map_err(at(path))
 }
 
 /// Removes all hosts; ends processes on them, or refuses because of them.
@@ -308,18 +300,18 @@ fn down(ends_processes: bool) -> Outcome {
             .filter_map(|pid| pid.parse().ok())
             .collect();
         if !pids.is_empty() && !ends_processes {
-            return Err(Failure::Failed(format!(
+            return Err(failed!(
                 "emulated hosts are in use: {} processes run in {space}, such as {}: wait for their end, or end them by \
                  `trainer hosts down`",
                 pids.len(),
                 pids[0]
-            )));
+            ));
         }
         for pid in pids {
             // Fails if the process has just ended.
             let _ = process::send_signal(pid, "KILL");
         }
-        asked(&["ip", "netns", "del", &space].map(str::to_owned))?;
+        asked(&format!("ip netns del {space}"))?;
         remove(&commands::names_folder(&space))?;
     }
     remove(&commands::folder())
@@ -327,19 +319,16 @@ fn down(ends_processes: bool) -> Outcome {
 
 fn remove(folder: &Path) -> Outcome {
     match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Failure::Failed(format!("{}: {error}", folder.display())))
-        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(at(folder)(error)),
         _ => Ok(()),
     }
 }
 
-/// Runs a command.
-fn asked(words: &[String]) -> Outcome {
-    let Some((program, arguments)) = words.split_first() else {
-        return Ok(());
-    };
-    process::ask_for(Process::new(program).args(arguments)).map(drop)
+/// Runs a command line.
+fn asked(line: &str) -> Outcome {
+    let mut words = line.split(' ');
+    let mut command = Process::new(words.next().unwrap_or_default());
+    process::ask_for(command.args(words)).map(drop)
 }
 
 #[cfg(test)]

@@ -30,18 +30,13 @@ impl Rate {
         })
     }
 
-    /// Returns the words that limit the sending rate, with bursts of at most 80 KiB. The kernel
-    /// sends 64 KiB in one piece. Larger bursts would pass whole gradient buckets at the speed of
-    /// memory, which no real link does.
-    pub(super) fn discipline(self) -> Option<Vec<String>> {
-        if self == Rate::Unlimited {
-            return None;
-        }
-        let line = format!(
-            "tc qdisc add dev {} root tbf rate {self} burst 80kb latency 50ms",
-            super::commands::DEVICE
-        );
-        Some(line.split(' ').map(str::to_owned).collect())
+    /// Returns the command line that limits the sending rate, with bursts of at most 80 KiB. The
+    /// kernel sends 64 KiB in one piece. Larger bursts would pass whole gradient buckets at the
+    /// speed of memory, which no real link does.
+    pub(super) fn discipline(self) -> Option<String> {
+        let device = super::commands::DEVICE;
+        let tbf = format!("tbf rate {self} burst 80kb latency 50ms");
+        (self != Rate::Unlimited).then(|| format!("tc qdisc add dev {device} root {tbf}"))
     }
 }
 
@@ -63,7 +58,7 @@ mod tests {
         for word in ["200mbit", "1gbit", "64kbit", "unlimited"] {
             assert_eq!(Rate::read(word).unwrap().to_string(), word);
         }
-        let discipline = Rate::read("1gbit").unwrap().discipline().unwrap().join(" ");
+        let discipline = Rate::read("1gbit").unwrap().discipline().unwrap();
         assert!(discipline.contains("tbf rate 1gbit"), "{discipline}");
         assert!(Rate::Unlimited.discipline().is_none());
     }

@@ -12,7 +12,7 @@ use clap::Args;
 
 use super::queue::{JOBS, NamedJob, QueuedJob};
 use super::{answer, queue, require, status};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, failed};
 use crate::options;
 use crate::output::say;
 
@@ -128,10 +128,10 @@ fn end(row: &QueuedJob, asked_at: SystemTime, deadline: Instant) -> Outcome {
         say!("job {job}: cancelled");
         return Ok(());
     }
-    Err(Failure::Failed(format!(
+    Err(failed!(
         "job {job} is still in the queue {} s after scancel: expected Slurm to kill it after its KillWait. See `scontrol show job {job}`",
         END_WAIT.as_secs()
-    )))
+    ))
 }
 
 /// Waits until a job has left the queue or `is_over` returns true; returns its state, or `None` at

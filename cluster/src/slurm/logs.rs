@@ -16,7 +16,7 @@ use clap::Args;
 
 use super::queue::NamedJob;
 use super::{queue, require, script};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at, failed, usage};
 use crate::output::say;
 
 /// Flags of `trainer slurm logs`.
@@ -58,11 +58,11 @@ impl LogsArgs {
             [output] => follow(output),
             several => {
                 let jobs: Vec<&str> = several.iter().map(|output| output.job.as_str()).collect();
-                Err(Failure::Usage(format!(
+                Err(usage!(
                     "job {} has several tasks, follow one of: {}",
                     target.job,
                     jobs.join(", ")
-                )))
+                ))
             }
         }
     }
@@ -79,12 +79,12 @@ fn print(outputs: &[Output]) -> Outcome {
                 return Ok(());
             }
         } else if outputs.len() == 1 {
-            return Err(Failure::Failed(format!(
+            return Err(failed!(
                 "job {} has written nothing yet: {} does not exist; see `trainer slurm status {}`",
                 output.job,
                 output.file.display(),
                 output.job
-            )));
+            ));
         }
     }
     Ok(())
@@ -115,10 +115,10 @@ fn outputs(target: &NamedJob) -> Outcome<Vec<Output>> {
     let mut outputs = Vec::new();
     for row in &rows {
         let directory = row.directory.as_deref().ok_or_else(|| {
-            Failure::Failed(format!(
+            failed!(
                 "job {0} was not submitted by `trainer slurm submit`: see StdOut in `scontrol show job {0}`",
                 row.job
-            ))
+            )
         })?;
         outputs.push(output(&row.job, directory));
     }
@@ -187,14 +187,12 @@ fn follow(output: &Output) -> Outcome {
 
 /// Copies the file from a position and returns its end; `None` if the reader has left.
 fn copy_from(file: &Path, position: u64, out: &mut impl Write) -> Outcome<Option<u64>> {
-    let failed =
-        |error: io::Error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
-    let mut source = File::open(file).map_err(failed)?;
-    source.seek(SeekFrom::Start(position)).map_err(failed)?;
+    let mut source = File::open(file).map_err(at(file))?;
+    source.seek(SeekFrom::Start(position)).map_err(at(file))?;
     match io::copy(&mut source, out).and_then(|length| out.flush().map(|()| length)) {
         Ok(length) => Ok(Some(position + length)),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
-        Err(error) => Err(Failure::Failed(format!("{}: {error}", file.display()))),
+        Err(error) => Err(at(file)(error)),
     }
 }
 

@@ -16,13 +16,13 @@ use std::process::Command as Process;
 
 use clap::Subcommand;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, failed};
 use crate::probe;
 use crate::process;
 
 use self::cancel::CancelArgs;
 use self::logs::LogsArgs;
-pub use self::queue::{directory_of_run, recorded_job};
+pub use self::queue::{QueuedJob, directory_of_run, job, recorded_job};
 use self::request::SubmitArgs;
 pub(crate) use self::request::TASK;
 pub use self::script::output_name;
@@ -57,33 +57,6 @@ impl SlurmCommand {
     }
 }
 
-/// Stage of a job in Slurm's accounts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum JobStage {
-    /// In the queue.
-    Waiting,
-    /// On its nodes.
-    Running,
-    /// Ended for any reason.
-    Ended,
-    /// Absent from Slurm's accounts: forgotten, or never submitted.
-    Unknown,
-}
-
-/// Returns the stage of a job and Slurm's reason, `None` without a reason.
-pub fn stage(job: &str) -> Outcome<(JobStage, String)> {
-    let rows = queue::of_job(job)?;
-    let Some(row) = rows.first() else {
-        return Ok((JobStage::Unknown, String::new()));
-    };
-    let stage = match row.is_in_queue() {
-        _ if row.is_running() => JobStage::Running,
-        true => JobStage::Waiting,
-        false => JobStage::Ended,
-    };
-    Ok((stage, row.reason.clone()))
-}
-
 /// Returns a field of `scontrol show job`, while Slurm remembers the job.
 pub fn field(job: &str, name: &str) -> Option<String> {
     let text = process::answer("scontrol", &["show", "job", "--oneliner", job])?;
@@ -110,10 +83,9 @@ pub fn require() -> Outcome {
     if probe::program("sbatch").is_some() {
         return Ok(());
     }
-    Err(Failure::Failed(
+    Err(failed!(
         "no Slurm here: `sbatch` is not in PATH; log in to a cluster's submit host or load its Slurm module, or start \
          ranks without it by `trainer launch`"
-            .to_owned(),
     ))
 }
 

@@ -10,7 +10,7 @@ use std::process::Command as Process;
 
 use super::request::of_task;
 use super::{require, script};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, at, failed, usage};
 use crate::process;
 
 /// File with the ids of a run's jobs, one on each line, in the run's directory.
@@ -36,11 +36,12 @@ const ENDED: [&str; 10] = [
 
 /// A job in squeue's output.
 #[derive(Debug, PartialEq)]
-pub(super) struct QueuedJob {
+pub struct QueuedJob {
     /// `12`, or `12_3` for a task of an array.
     pub(super) job: String,
     pub(super) state: String,
-    pub(super) reason: String,
+    /// Slurm's reason for the state, `None` without a reason.
+    pub reason: String,
     /// Name, state, reason, time and place.
     pub(super) line: String,
     /// Run's directory, for jobs of `trainer slurm submit`.
@@ -55,6 +56,11 @@ pub(super) fn of_user() -> Outcome<Vec<QueuedJob>> {
 /// Returns the rows of a job, also of one that has ended while Slurm remembers it.
 pub(super) fn of_job(job: &str) -> Outcome<Vec<QueuedJob>> {
     rows(&["--states=all", &format!("--jobs={job}")])
+}
+
+/// Returns the row of a job; `None` if Slurm has forgotten it, or it was never submitted.
+pub fn job(job: &str) -> Outcome<Option<QueuedJob>> {
+    Ok(of_job(job)?.into_iter().next())
 }
 
 fn rows(which: &[&str]) -> Outcome<Vec<QueuedJob>> {
@@ -86,9 +92,9 @@ fn row(line: &str) -> Outcome<QueuedJob> {
         script,
     ] = fields[..]
     else {
-        return Err(Failure::Failed(format!(
+        return Err(failed!(
             "squeue: expected {NUM_FIELDS} fields separated by `|`, got `{line}`"
-        )));
+        ));
     };
     let file = Path::new(script);
     let folder = file
@@ -114,11 +120,13 @@ fn row(line: &str) -> Outcome<QueuedJob> {
 }
 
 impl QueuedJob {
-    pub(super) fn is_in_queue(&self) -> bool {
+    /// Returns whether the job has not ended.
+    pub fn is_in_queue(&self) -> bool {
         !ENDED.contains(&self.state.as_str())
     }
 
-    pub(super) fn is_running(&self) -> bool {
+    /// Returns whether the job is on its nodes.
+    pub fn is_running(&self) -> bool {
         self.state == "RUNNING"
     }
 
@@ -151,14 +159,12 @@ impl NamedJob {
         }
         let directory = Path::new(word);
         if !directory.is_dir() {
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "`{word}` is neither a job's id, such as 12 or 12_3, nor a directory"
-            )));
+            ));
         }
         let job = recorded_job(directory)?.ok_or_else(|| {
-            Failure::Failed(format!(
-                "{word} has no file `{JOBS}`: expected a directory that `trainer slurm submit` was given or made"
-            ))
+            failed!("{word} has no file `{JOBS}`: expected a directory that `trainer slurm submit` was given or made")
         })?;
         Ok(NamedJob {
             job,
@@ -167,10 +173,10 @@ impl NamedJob {
     }
 
     pub(super) fn unknown(&self) -> Failure {
-        Failure::Failed(format!(
+        failed!(
             "job {} is unknown to Slurm: expected one that `squeue` shows; a job that ended long ago is named by its run's directory",
             self.job
-        ))
+        )
     }
 }
 
@@ -194,16 +200,15 @@ pub fn recorded_job(directory: &Path) -> Outcome<Option<String>> {
     if !file.exists() {
         return Ok(None);
     }
-    let text = records::file::read_to_string(&file)
-        .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", file.display())))?;
+    let text = records::file::read_to_string(&file).map_err(at(&file))?;
     match text.lines().map(str::trim).rfind(|line| !line.is_empty()) {
         // A crash can leave the file empty.
         None => Ok(None),
         Some(job) if is_job(job) => Ok(Some(job.to_owned())),
-        Some(other) => Err(Failure::Failed(format!(
+        Some(other) => Err(failed!(
             "{}: expected a job's id in its last line, got `{other}`: remove that line if `squeue` shows no job of this run",
-            file.display(),
-        ))),
+            file.display()
+        )),
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, failed, usage};
 use crate::options;
 use crate::run_directory::PlacedCommand;
 
@@ -176,9 +176,8 @@ impl Request {
         if job.trains() {
             check_warning(args.warn_s(), args.time.as_deref())?;
         }
-        let working_directory = env::current_dir().map_err(|error| {
-            Failure::Failed(format!("cannot read the working directory: {error}"))
-        })?;
+        let working_directory = env::current_dir()
+            .map_err(|error| failed!("cannot read the working directory: {error}"))?;
         let request = Request {
             args: args.clone(),
             job,
@@ -215,20 +214,20 @@ impl Request {
                 .chars()
                 .find(|c| "\"'\\:,%".contains(*c) || c.is_control())
             {
-                return Err(Failure::Usage(format!(
+                return Err(usage!(
                     "`{text}` contains {odd:?}, which sbatch or apptainer would misread: choose another --output-dir or --name"
-                )));
+                ));
             }
         }
         if self.args.array.is_some() && self.job.directory.to_string_lossy().contains(TASK) {
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{TASK} in --output-dir: every task's directory gets -TASK at its end by itself, leave it out"
-            )));
+            ));
         }
         if self.args.array.is_none() && self.job.words.iter().any(|word| word.contains(TASK)) {
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{TASK} is the number of an array's task: add --array, such as 0-3"
-            )));
+            ));
         }
         Ok(())
     }
@@ -271,20 +270,20 @@ fn image(path: &str) -> Result<PathBuf, String> {
 /// Refuses a warning that would come at once.
 fn check_warning(warn_s: usize, time: Option<&str>) -> Outcome {
     if warn_s > MOST_WARN_S {
-        return Err(Failure::Usage(format!(
+        return Err(usage!(
             "--warn-seconds: expected at most {MOST_WARN_S}, got {warn_s}"
-        )));
+        ));
     }
     let Some(time) = time else { return Ok(()) };
     match seconds(time) {
-        None => Err(Failure::Usage(format!(
+        None => Err(usage!(
             "--time: expected MINUTES, HH:MM:SS or DAYS-HH:MM:SS, got `{time}`"
-        ))),
-        Some(limit_s) if limit_s <= warn_s + EARLY_S => Err(Failure::Usage(format!(
+        )),
+        Some(limit_s) if limit_s <= warn_s + EARLY_S => Err(usage!(
             "--time {time}: the warning of --warn-seconds comes up to {} s before the end, so nothing would be \
              trained (expected a longer --time, got {limit_s} s). Increase --time, or decrease --warn-seconds.",
             warn_s + EARLY_S
-        ))),
+        )),
         Some(_) => Ok(()),
     }
 }
@@ -364,9 +363,7 @@ pub(super) mod tests {
     /// Returns the request of a command line.
     pub(crate) fn read(words: &[String]) -> Outcome<Request> {
         let line = std::iter::once("submit").chain(words.iter().map(String::as_str));
-        Request::read(
-            &SubmitArgs::try_parse_from(line).map_err(|error| Failure::Usage(error.to_string()))?,
-        )
+        Request::read(&SubmitArgs::try_parse_from(line).map_err(|error| usage!("{error}"))?)
     }
 
     #[test]

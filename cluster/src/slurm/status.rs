@@ -12,7 +12,7 @@ use records::EpochRecord;
 
 use super::queue::NamedJob;
 use super::{queue, require};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Outcome, at};
 use crate::json;
 use crate::output::say;
 
@@ -67,9 +67,7 @@ fn show_progress(directory: &Path, goes_on: bool) -> Outcome {
         let file = directory.join(name);
         match records::file::read_to_string(&file) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            text => text.map(Some).map_err(|error| {
-                Failure::Failed(format!("cannot read {}: {error}", file.display()))
-            }),
+            text => text.map(Some).map_err(at(&file)),
         }
     };
     match read("metrics.jsonl")?.as_deref().and_then(last_epoch) {

@@ -14,7 +14,7 @@ use clap::Parser;
 
 use super::request::{Request, SubmitArgs};
 use super::{queue, require, script};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, at, failed};
 use crate::mpirun;
 use crate::options;
 use crate::output::{self, say};
@@ -53,9 +53,7 @@ fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
     let file = request.job.directory.join(script::FILE);
     run_directory::write(&file, &script::text(request, trainer))?;
     for (_, directory) in request.directories() {
-        std::fs::create_dir_all(&directory).map_err(|error| {
-            Failure::Failed(format!("cannot make {}: {error}", directory.display()))
-        })?;
+        std::fs::create_dir_all(&directory).map_err(at(&directory))?;
     }
     let job = submit(&file)?;
     record(&request.job.directory, &job)?;
@@ -104,11 +102,11 @@ fn check_free(request: &Request) -> Outcome {
         .iter()
         .any(queue::QueuedJob::is_in_queue)
     {
-        return Err(Failure::Failed(format!(
+        return Err(failed!(
             "{}: job {job} of this run is in the queue: wait for it, end it by `trainer slurm cancel {job}`, let the \
              new job come after it by --dependency afterany:{job}, or choose another --name",
             request.job.directory.display()
-        )));
+        ));
     }
     Ok(())
 }
@@ -124,10 +122,10 @@ fn submit(file: &Path) -> Outcome<String> {
         }
     }
     let answer = process::ask(&mut command)?.map_err(|complaint| {
-        Failure::Failed(format!(
+        failed!(
             "`sbatch {}` rejected the job: {complaint}",
             process::quoted(file)
-        ))
+        )
     })?;
     // The sbatch of a federation adds the cluster's name.
     let job = answer
@@ -137,10 +135,10 @@ fn submit(file: &Path) -> Outcome<String> {
         .unwrap_or_default()
         .to_owned();
     if job.is_empty() || !job.chars().all(|c| c.is_ascii_digit()) {
-        return Err(Failure::Failed(format!(
+        return Err(failed!(
             "sbatch: expected a job's id, got `{}`",
             answer.trim()
-        )));
+        ));
     }
     Ok(job)
 }
@@ -153,12 +151,7 @@ fn record(directory: &Path, job: &str) -> Outcome {
         .append(true)
         .open(&file)
         .and_then(|mut file| writeln!(file, "{job}"));
-    written.map_err(|error| {
-        Failure::Failed(format!(
-            "job {job} is submitted, but {}: {error}",
-            file.display()
-        ))
-    })
+    written.map_err(|error| failed!("job {job} is submitted, but {}: {error}", file.display()))
 }
 
 fn report(request: &Request, job: &str, file: &Path) -> String {

@@ -123,7 +123,7 @@ fn single_pair(pair: &PairTimes) -> Vec<String> {
             megabytes_per_s(point.bytes as f64 / point.seconds_median),
             point.repetitions.to_string(),
             width.map_or("-".to_owned(), |width| format!("{:.1}", 100.0 * width)),
-            format!("{:?}", point.stopped_by).to_lowercase(),
+            records::name(point.stopped_by),
         ])
     }));
     lines
@@ -219,7 +219,7 @@ pub(crate) fn collective_lines(all: &[CollectiveTimes]) -> Vec<String> {
                 _ => algorithm.clone(),
             }
         }
-        operation => operation.to_string(),
+        operation => records::name(operation),
     };
     let points = || all.iter().flat_map(|times| &times.points);
     let is_unsure = |point: &SizeTimes| {

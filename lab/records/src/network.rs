@@ -206,16 +206,6 @@ pub fn limited_bytes(bytes: f64, burst_bytes: f64) -> f64 {
     }
 }
 
-impl std::fmt::Display for Operation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Operation::AllReduce => "all-reduce",
-            Operation::Broadcast => "broadcast",
-            Operation::AllGather => "all-gather",
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -130,17 +130,6 @@ pub enum Status {
     Failed,
 }
 
-impl Status {
-    /// Returns the name in the file.
-    pub fn name(self) -> &'static str {
-        match self {
-            Status::Ok => "ok",
-            Status::Disturbed => "disturbed",
-            Status::Failed => "failed",
-        }
-    }
-}
-
 /// One attempt at one repetition of a cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttemptRecord {
@@ -240,7 +229,10 @@ mod tests {
             "result": { "images_per_second": { "mean": 7.0 } } });
         let record: AttemptRecord = serde_json::from_value(value.clone()).unwrap();
         assert_eq!(
-            (record.status.name(), record.images_per_second()),
+            (
+                crate::name(record.status).as_str(),
+                record.images_per_second()
+            ),
             ("disturbed", Some(7.0))
         );
         assert_eq!(serde_json::to_value(&record).unwrap(), value);

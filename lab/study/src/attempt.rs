@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::cell::Cell;
 use crate::file::Kind;
 use crate::peers::{our_epochs, peer_result};
+use cluster::failure::{Outcome, failed};
 use cluster::json;
 
 /// Cell, repetition and number of an attempt.
@@ -63,12 +64,7 @@ impl Attempt<'_> {
     }
 
     /// Reads the result that the program wrote; `output` is what it printed.
-    pub(crate) fn result(&self, directory: &Path, output: &str) -> Result<Value, String> {
-        let read = |name: &str| -> Result<Value, String> {
-            let text = records::file::read_to_string(&directory.join(name))
-                .map_err(|error| format!("{name}: {error}"))?;
-            serde_json::from_str(&text).map_err(|error| format!("{name}: expected JSON: {error}"))
-        };
+    pub(crate) fn result(&self, directory: &Path, output: &str) -> Outcome<Value> {
         if self.cell.peer().is_some() {
             return peer_result(self.cell, directory);
         }
@@ -80,13 +76,14 @@ impl Attempt<'_> {
                 .filter_map(|line| json::first(line).ok())
                 .find(|value| value["images_per_second"].is_number())
                 .ok_or_else(|| {
-                    "expected a JSON object with images_per_second as the last line, got none"
-                        .to_owned()
+                    failed!(
+                        "expected a JSON object with images_per_second as the last line, got none"
+                    )
                 }),
             Kind::Train => {
-                let mut summary = read("run/summary.json")?;
+                let mut summary: Value = json::read(&directory.join("run/summary.json"))?;
                 if summary["stopped_early"] == true {
-                    return Err("the training was stopped before its end".to_owned());
+                    return Err(failed!("the training was stopped before its end"));
                 }
                 if self.cell.framework.is_some() {
                     let epochs = our_epochs(&directory.join("run/metrics.jsonl"))?;
@@ -94,7 +91,9 @@ impl Attempt<'_> {
                 }
                 Ok(summary)
             }
-            Kind::Netbench => read("network.json").map(|_| Value::Null),
+            Kind::Netbench => {
+                json::read::<Value>(&directory.join("network.json")).map(|_| Value::Null)
+            }
         }
     }
 
@@ -149,7 +148,7 @@ mod tests {
         ] {
             match (attempt.result(Path::new("/nonexistent"), output), expected) {
                 (Ok(result), Ok(speed)) => assert_eq!(result["images_per_second"], speed),
-                (Err(why), Err(part)) => assert!(why.contains(part), "{why}"),
+                (Err(why), Err(part)) => assert!(why.to_string().contains(part), "{why}"),
                 (result, _) => panic!("{output}: {result:?}"),
             }
         }
@@ -182,7 +181,10 @@ mod tests {
         let attempt = attempt(&cell, 1);
         let directory = tempfile::tempdir().unwrap();
         assert!(attempt.words(directory.path()).join(" ").ends_with("/run"));
-        let missing = attempt.result(directory.path(), "").unwrap_err();
+        let missing = attempt
+            .result(directory.path(), "")
+            .unwrap_err()
+            .to_string();
         assert!(missing.contains("run/summary.json"), "{missing}");
         for (stopped, is_result) in [(true, false), (false, true)] {
             let summary = json!({ "stopped_early": stopped }).to_string();

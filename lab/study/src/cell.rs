@@ -4,6 +4,7 @@
 //! Invariant: ids are names of files. Ranks are the training ones, without separate servers.
 
 use records::StudyCell;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 
 use crate::file::Kind;
@@ -58,24 +59,16 @@ impl Place {
 }
 
 /// The launcher of the ranks on this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum RankLauncher {
+    #[default]
     Plain,
     Mpirun,
     Srun,
 }
 
 impl RankLauncher {
-    pub(crate) const ALL: [Self; 3] = [Self::Plain, Self::Mpirun, Self::Srun];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            RankLauncher::Plain => "plain",
-            RankLauncher::Mpirun => "mpirun",
-            RankLauncher::Srun => "srun",
-        }
-    }
-
     /// Returns the launcher of as many processes: several that need MPI are never plain.
     pub(crate) fn among(self, processes: usize, framework: Option<Framework>) -> Self {
         let needs_mpi = framework.is_none_or(Framework::needs_mpi);
@@ -129,7 +122,7 @@ impl Cell {
 
     /// Returns the words of Lockstep's `bench` on the same job, with other values of some keys.
     pub(crate) fn bench_words(&self, others: &[(&str, String)]) -> Vec<String> {
-        let mut words = vec![Kind::Bench.name().to_owned()];
+        let mut words = vec![records::name(Kind::Bench)];
         for key in OF_FRAMEWORKS {
             let other = others.iter().find(|(name, _)| *name == key);
             let value = other.map_or_else(|| self.setting(key), |(_, value)| value.clone());
@@ -145,17 +138,17 @@ impl Cell {
     /// Returns Lockstep's measurement of the same job.
     pub(crate) fn as_ours(&self) -> Cell {
         let ours = Framework::Lockstep;
-        let peer = self.framework.map_or("", Framework::word);
+        let peer = self.framework.map_or_else(String::new, records::name);
         let mut arguments = self.bench_words(&[]);
         arguments.push("--json".to_owned());
         let launcher = self.wanted.among(self.world_size, Some(ours));
         let mut settings = self.settings.clone();
-        settings.insert("framework".to_owned(), json!(ours.word()));
+        settings.insert("framework".to_owned(), json!(ours));
         if self.place == Place::Machine {
-            settings.insert("launcher".to_owned(), json!(launcher.name()));
+            settings.insert("launcher".to_owned(), json!(launcher));
         }
         Cell {
-            id: self.id.replacen(peer, ours.word(), 1),
+            id: self.id.replacen(&peer, &records::name(ours), 1),
             kind: Kind::Bench,
             framework: Some(ours),
             chosen: Setting::default(),
@@ -169,7 +162,7 @@ impl Cell {
     pub(crate) fn record(&self) -> StudyCell {
         StudyCell {
             id: self.id.clone(),
-            kind: self.kind.name().to_owned(),
+            kind: records::name(self.kind),
             settings: self.settings.clone(),
             arguments: self.arguments.clone(),
             repetitions: self.repetitions as u64,

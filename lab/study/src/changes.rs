@@ -5,7 +5,7 @@
 
 use toml::{Table, Value};
 
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, usage};
 
 /// Keys of the file itself.
 const OF_THE_FILE: [&str; 9] = [
@@ -63,7 +63,7 @@ pub(crate) fn read(text: Option<&str>) -> Outcome<Table> {
     let mut table = Table::new();
     for pair in text.map(separated).unwrap_or_default() {
         let (key, value) = pair.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(|| {
-            Failure::Usage(format!("--set: expected KEY=VALUE, several by commas, got `{pair}`: write --set steps=5"))
+            usage!("--set: expected KEY=VALUE, several by commas, got `{pair}`: write --set steps=5")
         })?;
         let read: Option<Value> = format!("value = {value}")
             .parse::<Table>()
@@ -71,9 +71,7 @@ pub(crate) fn read(text: Option<&str>) -> Outcome<Table> {
             .and_then(|mut table| table.remove("value"));
         let value = read.unwrap_or_else(|| Value::String(value.to_owned()));
         if table.insert(key.trim().to_owned(), value).is_some() {
-            return Err(Failure::Usage(format!(
-                "--set: {key} is given twice: keep one"
-            )));
+            return Err(usage!("--set: {key} is given twice: keep one"));
         }
     }
     Ok(table)

@@ -21,7 +21,7 @@ use crate::job;
 use crate::plan;
 use crate::quiet::MARK;
 use crate::session::{self, StudyRunner};
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Failure, Outcome, at, usage};
 use cluster::hosts;
 use cluster::options;
 use cluster::output::{self, say};
@@ -138,8 +138,8 @@ impl StudyArgs {
     /// Reads the file with the changes of the command line.
     fn read(&self) -> Outcome<StudyFile> {
         let path = &self.file;
-        let text = fs::read_to_string(path)
-            .map_err(|error| Failure::Usage(format!("cannot read {path}: {error}")))?;
+        let text =
+            fs::read_to_string(path).map_err(|error| usage!("cannot read {path}: {error}"))?;
         let mut file = StudyFile::read(path, &text, &changes::read(self.set.as_deref())?)?;
         file.repetitions = self.repetitions.unwrap_or(file.repetitions);
         for matrix in &mut file.matrices {
@@ -155,10 +155,10 @@ impl StudyArgs {
         let chosen: Vec<&Cell> = cells.iter().filter(is_chosen).collect();
         if chosen.is_empty() {
             let ids: Vec<&str> = cells.iter().map(|cell| cell.id.as_str()).collect();
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "--only: no cell has `{only}` in its id (expected one of: {})",
                 ids.join(", ")
-            )));
+            ));
         }
         Ok(chosen)
     }
@@ -174,8 +174,7 @@ pub(crate) fn measure(
     trainer: &Path,
     options: session::Options,
 ) -> Outcome<(Vec<String>, PathBuf)> {
-    let directory = std::path::absolute(directory)
-        .map_err(|error| Failure::Failed(format!("{}: {error}", directory.display())))?;
+    let directory = std::path::absolute(directory).map_err(at(directory))?;
     refuse_switches(std::env::vars_os())?;
     let has = |is_place: fn(&Place) -> bool| chosen.iter().any(|cell| is_place(&cell.place));
     if has(|place| matches!(place, Place::Hosts { .. })) {
@@ -243,11 +242,11 @@ fn refuse_switches(variables: impl Iterator<Item = (OsString, OsString)>) -> Out
     let is_switch = |name: &str| name.starts_with("LOCKSTEP_") && !OF_NO_CONCERN.contains(&name);
     for (name, value) in variables {
         if let Some(name) = name.to_str().filter(|name| is_switch(name)) {
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{name}: changes measurements, and records would not contain it (got `{}`). \
                  Unset {name}; a flag, such as --cpu, is a key of a study file",
                 value.to_string_lossy()
-            )));
+            ));
         }
     }
     Ok(())
@@ -256,6 +255,8 @@ fn refuse_switches(variables: impl Iterator<Item = (OsString, OsString)>) -> Out
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cluster::json;
+    use records::Study;
 
     #[test]
     fn one_cell_is_counted_as_one() {
@@ -270,7 +271,8 @@ mod tests {
         let pipe = folder.path().join("study.json");
         let made = Process::new("mkfifo").arg(pipe).status().unwrap();
         assert!(made.success());
-        assert!(session::read(folder.path()).is_none());
+        let document = json::read::<Study>(&folder.path().join(directory::DOCUMENT));
+        assert!(document.is_err());
         let refusal = directory::check(folder.path()).unwrap_err().to_string();
         assert!(refusal.contains("hoose another --output"), "{refusal}");
     }

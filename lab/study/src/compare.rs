@@ -11,18 +11,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use records::{Comparison, ComparisonRow, IMAGENET, Study};
 use toml::{Table, Value};
 
 use crate::command;
-use crate::directory;
+use crate::directory::{self, DOCUMENT};
 use crate::file::StudyFile;
 use crate::flags;
 use crate::journal::Records;
 use crate::plan;
-use crate::session::{self, Options};
+use crate::session::Options;
 use cluster::cores;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed, usage};
+use cluster::json;
 use cluster::options::{self, Installing};
 use cluster::output::say;
 
@@ -48,17 +50,17 @@ const EPOCH_LIMIT_S: usize = 3600;
 #[command(after_help = DETAILS)]
 pub struct CompareArgs {
     /// Other frameworks [default: pytorch,horovod,tensorflow,mxnet,jax]
-    #[arg(long, value_name = "LIST")]
-    with: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    with: Option<Vec<String>>,
 
     /// Networks: resnet<6n+2>; with PyTorch, Horovod also resnet18 to 152; Lockstep only: any
     /// [default: resnet20]
-    #[arg(long, value_name = "LIST")]
-    models: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    models: Option<Vec<String>>,
 
     /// Numbers of ranks [default: 1,2]
-    #[arg(long, value_name = "LIST")]
-    ranks: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = options::count)]
+    ranks: Option<Vec<usize>>,
 
     /// Compute threads of a rank [default: 1]
     #[arg(long, value_name = "N", value_parser = options::count)]
@@ -69,8 +71,8 @@ pub struct CompareArgs {
     batch_size_per_rank: Option<usize>,
 
     /// Number formats: f32, bf16 or both [default: f32]
-    #[arg(long, value_name = "LIST")]
-    dtype: Option<String>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    dtype: Option<Vec<String>>,
 
     /// Measured steps of a round [default: 8]
     #[arg(long, value_name = "N", value_parser = options::count)]
@@ -169,14 +171,14 @@ impl CompareArgs {
         };
         let (failed, directory) =
             command::measure(&file, &cells, &chosen, directory, &trainer, options)?;
-        let study = session::read(&directory).unwrap_or_default();
+        let study = json::read(&directory.join(DOCUMENT))?;
         self.print(&study, &directory)?;
         match failed.first() {
             None => Ok(()),
-            Some(cell) => Err(Failure::Failed(format!(
+            Some(cell) => Err(failed!(
                 "{cell}: Lockstep's own measurement failed. See `why` in {}/records.jsonl.",
                 directory.display()
-            ))),
+            )),
         }
     }
 
@@ -210,24 +212,19 @@ impl CompareArgs {
 
     /// Returns the text of the study's file.
     fn study(&self) -> Outcome<String> {
-        let others = self.with.as_deref();
-        let others = others.unwrap_or("pytorch,horovod,tensorflow,mxnet,jax");
+        let given = |list: &Option<Vec<String>>, default: &str| -> Vec<String> {
+            let default = || default.split(',').map(str::to_owned).collect();
+            let words = list.clone().unwrap_or_else(default).into_iter();
+            words.map(|word| word.trim().to_owned()).collect()
+        };
         let mut frameworks = vec!["lockstep".to_owned()];
+        frameworks.extend(given(&self.with, "pytorch,horovod,tensorflow,mxnet,jax"));
         // `--with ""` measures Lockstep only.
-        if !others.trim().is_empty() {
-            frameworks.extend(words("--with", others)?);
-        }
-        let frameworks = array(frameworks);
-        let models = words("--models", self.models.as_deref().unwrap_or("resnet20"))?;
-        let dtypes = array(words("--dtype", self.dtype.as_deref().unwrap_or("f32"))?);
-        let mut ranks = Vec::new();
-        for word in words("--ranks", self.ranks.as_deref().unwrap_or("1,2"))? {
-            let count = options::count(&word).map_err(|_| {
-                let text = format!("--ranks: expected whole numbers from 1, got `{word}`");
-                Failure::Usage(text)
-            })?;
-            ranks.push(count);
-        }
+        frameworks.retain(|name| !name.is_empty());
+        let frameworks = Value::from(frameworks);
+        let models = given(&self.models, "resnet20");
+        let dtypes = Value::from(given(&self.dtype, "f32"));
+        let ranks = self.ranks.as_deref().unwrap_or(&[1, 2]);
         let model = |name: &String| {
             let size = match IMAGENET.contains(&name.as_str()) {
                 true => ", image_size = 224, num_classes = 1000",
@@ -252,7 +249,7 @@ impl CompareArgs {
             trainings = format!(
                 "[[matrix]]\nkind = \"train\"\n{shared}model = {}\nthreads = {}\nepochs = {epochs}\n\
                  data_dir = {}\nrepetitions = {}\n",
-                array(models),
+                Value::from(models),
                 cores::available(),
                 images(data_dir)?,
                 self.seeds.unwrap_or(3)
@@ -286,8 +283,7 @@ impl CompareArgs {
 
 /// Returns the folder of the trainings' images.
 fn images(folder: &Path) -> Outcome<Value> {
-    let refused =
-        |text: String| Failure::Usage(format!("--data-dir: {}: {text}", folder.display()));
+    let refused = |text: String| usage!("--data-dir: {}: {text}", folder.display());
     for split in ["train", "test"] {
         if !folder.join(split).is_dir() {
             return Err(refused(format!(
@@ -313,29 +309,9 @@ fn images(folder: &Path) -> Outcome<Value> {
 
 /// Returns an absolute path: records name the folder, and peers may start elsewhere.
 fn absolute(flag: &str, path: &Path) -> Outcome<Value> {
-    let path = std::path::absolute(path)
-        .map_err(|error| Failure::Usage(format!("{flag}: {}: {error}", path.display())))?;
+    let path =
+        std::path::absolute(path).map_err(|error| usage!("{flag}: {}: {error}", path.display()))?;
     Ok(Value::from(path.display().to_string()))
-}
-
-/// Returns the words of a comma-separated list, each once.
-fn words(flag: &str, list: &str) -> Outcome<Vec<String>> {
-    let words: Vec<String> = list.split(',').map(|word| word.trim().to_owned()).collect();
-    for (index, word) in words.iter().enumerate() {
-        if word.is_empty() {
-            let text = format!("{flag}: expected words between the commas, got `{list}`");
-            return Err(Failure::Usage(text));
-        }
-        if words[..index].contains(word) {
-            let text = format!("{flag}: `{word}` is given twice. Keep one.");
-            return Err(Failure::Usage(text));
-        }
-    }
-    Ok(words)
-}
-
-fn array(words: Vec<String>) -> Value {
-    Value::Array(words.into_iter().map(Value::from).collect())
 }
 
 /// Returns the rows as Markdown: in each job ours first, then what counts by its speed, then the
@@ -414,7 +390,7 @@ mod tests {
     fn args(line: &str) -> Outcome<CompareArgs> {
         let words = std::iter::once("compare").chain(line.split_whitespace());
         let parsed = CommandLine::try_parse_from(words);
-        let parsed = parsed.map_err(|error| Failure::Usage(error.to_string()))?;
+        let parsed = parsed.map_err(|error| usage!("{error}"))?;
         Ok(parsed.compare)
     }
 
@@ -517,23 +493,26 @@ mod tests {
             ("--models resnet50", "expected pytorch or horovod"),
             (
                 "--models resnet20,resnet20",
-                "--models: `resnet20` is given twice",
+                "two cells are `lockstep-resnet20-f32-b128-r1-machine`",
             ),
             (
                 "--models resnet20,",
-                "--models: expected words between the commas, got `resnet20,`",
+                "a value is required for '--models <LIST>'",
             ),
             (
                 "--with caffe",
-                "framework: expected one of lockstep, pytorch",
+                "framework: unknown variant `caffe`, expected one of `lockstep`, `pytorch`",
             ),
             (
                 "--ranks 0",
-                "--ranks: expected whole numbers from 1, got `0`",
+                "invalid value '0' for '--ranks <LIST>': expected a whole number from 1",
             ),
             ("--ranks 1,,2", "--ranks"),
             ("--dtype f16", "dtype"),
-            ("--launcher ssh", "launcher: expected plain, mpirun or srun"),
+            (
+                "--launcher ssh",
+                "launcher: unknown variant `ssh`, expected one of `plain`, `mpirun`",
+            ),
             ("--launcher hosts:fast --ranks 2", "200mbit"),
             ("--peer-settings worst", "unknown variant `worst`"),
             ("--seeds 3", "--epochs"),
@@ -567,7 +546,7 @@ mod tests {
         let failure = args(&line).unwrap().run().unwrap_err().to_string();
         assert!(failure.contains("own measurement failed"), "{failure}");
         let out = folder.path().join("out");
-        let study = session::read(&out).unwrap();
+        let study: Study = json::read(&out.join(DOCUMENT)).unwrap();
         let records = Records::open(&out).unwrap();
         let rows = Comparison::of(&study, records.lines()).unwrap().rows;
         let gap = |framework: &str| {

@@ -7,13 +7,14 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, at, failed, usage};
+use cluster::json;
 use records::STUDY_SCHEMA;
 use records::file::{self, Lock};
 use serde_json::Value;
 
 /// The document by which a directory is recognised.
-const DOCUMENT: &str = "study.json";
+pub(crate) const DOCUMENT: &str = "study.json";
 
 /// Other names in the directory of a study.
 const OWN: [&str; 7] = [
@@ -39,9 +40,7 @@ pub(crate) fn clear(directory: &Path) -> Outcome {
             false => fs::remove_file(&path),
         };
         match removed {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(Failure::Failed(format!("{}: {error}", path.display())));
-            }
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(at(&path)(error)),
             _ => {}
         }
     }
@@ -51,14 +50,14 @@ pub(crate) fn clear(directory: &Path) -> Outcome {
 /// Locks the directory until the file is closed; the system releases the lock with this process.
 pub(crate) fn lock(directory: &Path) -> Outcome<File> {
     check(directory)?;
-    let failed = |error: std::io::Error| Failure::Failed(error.to_string());
+    let failed = |error: std::io::Error| failed!("{error}");
     file::create_folder(directory).map_err(failed)?;
     match file::lock(&directory.join("lock"), Duration::ZERO).map_err(failed)? {
         Lock::Taken(file) => Ok(file),
-        Lock::Busy(_) => Err(Failure::Failed(format!(
+        Lock::Busy(_) => Err(failed!(
             "{}: another study or comparison runs there. Wait for its end, or choose another --output.",
             directory.display()
-        ))),
+        )),
         Lock::Unsupported(file) => {
             eprintln!(
                 "warning: {}: this file system has no file locks, so two studies in one directory are not detected",
@@ -72,13 +71,11 @@ pub(crate) fn lock(directory: &Path) -> Outcome<File> {
 /// Refuses a directory with files that a study would overwrite, or with a run or images, unless a
 /// study made it.
 pub(crate) fn check(directory: &Path) -> Outcome {
-    let failed =
-        |error: std::io::Error| Failure::Failed(format!("{}: {error}", directory.display()));
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(failed)?,
+            .map_err(at(directory))?,
     };
     let is_in_the_way = |entry: &&fs::DirEntry| {
         let name = entry.file_name();
@@ -93,12 +90,12 @@ pub(crate) fn check(directory: &Path) -> Outcome {
     };
     let foreign = entries.iter().filter(is_in_the_way);
     match foreign.map(fs::DirEntry::file_name).min() {
-        Some(foreign) if !has_document(directory) => Err(Failure::Usage(format!(
+        Some(foreign) if !has_document(directory) => Err(usage!(
             "--output {}: contains `{}` and is not a study's (expected {DOCUMENT} with the schema {STUDY_SCHEMA}). \
              Choose another --output.",
             directory.display(),
-            foreign.display(),
-        ))),
+            foreign.display()
+        )),
         _ => Ok(()),
     }
 }
@@ -107,8 +104,7 @@ pub(crate) fn check(directory: &Path) -> Outcome {
 /// resumed.
 fn has_document(directory: &Path) -> bool {
     let kind = |schema: &str| schema.split_once('/').map(|(kind, _)| kind.to_owned());
-    let text = records::file::read_to_string(&directory.join(DOCUMENT)).unwrap_or_default();
-    let document: Value = serde_json::from_str(&text).unwrap_or_default();
+    let document: Value = json::read(&directory.join(DOCUMENT)).unwrap_or_default();
     document["schema"].as_str().and_then(kind) == kind(STUDY_SCHEMA)
 }
 

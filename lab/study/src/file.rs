@@ -5,14 +5,14 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::changes;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, usage};
 
 /// Command of a cell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
     #[default]
@@ -21,19 +21,8 @@ pub(crate) enum Kind {
     Netbench,
 }
 
-impl Kind {
-    /// The command of the trainer.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Bench => "bench",
-            Kind::Train => "train",
-            Kind::Netbench => "netbench",
-        }
-    }
-}
-
 /// Batch size that stays the same when ranks are added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Scaling {
     /// The batch of each rank.
@@ -42,16 +31,6 @@ pub(crate) enum Scaling {
     Strong,
     #[default]
     None,
-}
-
-impl Scaling {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Scaling::Weak => "weak",
-            Scaling::Strong => "strong",
-            Scaling::None => "none",
-        }
-    }
 }
 
 /// Profile of a step for the predictions.
@@ -204,7 +183,7 @@ impl StudyFile {
                 true => shown.trim_end().replace('\n', " "),
                 false => format!("{first}: {}", error.message()),
             };
-            Failure::Usage(format!("{path}: {message}"))
+            usage!("{path}: {message}")
         };
         let mut file: StudyFile = match changes.is_empty() {
             true => toml::from_str(text).map_err(refused)?,
@@ -243,8 +222,7 @@ impl StudyFile {
     }
 
     fn check(&self) -> Outcome {
-        let refused =
-            |key: &str, text: String| Err(Failure::Usage(format!("{}: {key}: {text}", self.path)));
+        let refused = |key: &str, text: String| Err(usage!("{}: {key}: {text}", self.path));
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if !self.name.chars().all(is_plain) || self.name.starts_with('.') || self.name.is_empty() {
             let text = format!(

@@ -7,45 +7,43 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::cell::{Cell, NOT_HERE};
-use super::file::{Kind, StudyFile};
-use cluster::failure::{Failure, Outcome};
+use super::file::StudyFile;
+use cluster::failure::{Outcome, failed, usage};
 use cluster::process;
 
 /// Refuses flags that the trainer does not support.
 pub(crate) fn check(file: &StudyFile, trainer: &Path, cells: &[&Cell]) -> Outcome {
-    let mut known: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut known: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for cell in cells.iter().filter(|cell| cell.peer().is_none()) {
-        let command = cell.kind.name();
-        if !known.contains_key(command) {
-            known.insert(command, self::known(trainer, cell.kind)?);
+        let command = records::name(cell.kind);
+        if !known.contains_key(&command) {
+            known.insert(command.clone(), self::known(trainer, &command)?);
         }
+        let known = &known[&command];
         let flags = cell.arguments.iter().filter(|word| word.starts_with("--"));
         let mut flags = flags.map(|word| word.split('=').next().unwrap_or_default());
         let key = |flag: &str| flag.trim_start_matches('-').replace('-', "_");
-        if let Some(unknown) = flags.find(|flag| known[command].iter().all(|known| known != flag)) {
-            let keys = known[command].iter().map(|flag| key(flag));
+        if let Some(unknown) = flags.find(|flag| known.iter().all(|known| known != flag)) {
+            let keys = known.iter().map(|flag| key(flag));
             let keys: Vec<String> = keys
                 .filter(|key| !NOT_HERE.contains(&key.as_str()))
                 .collect();
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{}: {}: unknown key for {command}: expected one of {}",
                 file.path,
                 key(unknown),
                 keys.join(", ")
-            )));
+            ));
         }
     }
     Ok(())
 }
 
 /// Returns the flags of a command of the trainer.
-pub(crate) fn known(trainer: &Path, kind: Kind) -> Outcome<Vec<String>> {
-    let command = kind.name();
+pub(crate) fn known(trainer: &Path, command: &str) -> Outcome<Vec<String>> {
     let help = process::answer(trainer, &[command, "--help"]).ok_or_else(|| {
         let trainer = trainer.display();
-        Failure::Failed(format!(
-            "`{trainer} {command} --help` failed: rebuild the trainer"
-        ))
+        failed!("`{trainer} {command} --help` failed: rebuild the trainer")
     })?;
     Ok(flags_in(&help))
 }

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use records::AttemptRecord;
 use toml::Value as Toml;
@@ -17,11 +17,11 @@ use super::file::{Kind, StudyFile, word};
 use super::runs::Runs;
 use crate::processes::last_words;
 use crate::quiet::{MARK, Watch};
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed, usage};
 use cluster::output::say;
 use cluster::process;
 use cluster::run_directory;
-use cluster::slurm::{self, JobStage};
+use cluster::slurm;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Consecutive failures of the queue after which the study fails.
@@ -63,7 +63,7 @@ impl Runs<'_> {
             }
         };
         let mut watch = None;
-        let stage = wait(&job, || {
+        let is_known = wait(&job, || {
             if before.is_some() && watch.is_none() {
                 watch = Some(Watch::start(&attempt.mark(&self.file.name))?);
             }
@@ -71,25 +71,21 @@ impl Runs<'_> {
         })?;
         let looks = before.zip(watch.map(Watch::finish));
         let file = folder.join(slurm::output_name(&job));
-        let start = Instant::now();
-        while !file.exists() && start.elapsed() < FILE_PATIENCE {
-            sleep(LOOK_EVERY);
-        }
+        process::wait_until(FILE_PATIENCE, LOOK_EVERY, || file.exists());
         let output = records::file::read(&file).unwrap_or_default();
         let output = String::from_utf8_lossy(&output);
         let state = slurm::field(&job, "JobState");
         let result = match attempt.result(directory, &output) {
             // The result decides about a job that Slurm has forgotten.
             Ok(result)
-                if stage == JobStage::Unknown
-                    || state.as_deref().is_none_or(|state| state == "COMPLETED") =>
+                if !is_known || state.as_deref().is_none_or(|state| state == "COMPLETED") =>
             {
                 Ok(result)
             }
-            other => Err(format!(
+            other => Err(failed!(
                 "job {job} {}: {}: {}",
                 state.as_deref().unwrap_or("unknown to Slurm"),
-                other.err().as_deref().unwrap_or("it has a result"),
+                other.map_or_else(|why| why.to_string(), |_| "it has a result".to_owned()),
                 last_words(&output)
             )),
         };
@@ -120,30 +116,27 @@ fn known_job(folder: &Path) -> Outcome<Option<String>> {
     let Some(job) = slurm::recorded_job(folder)? else {
         return Ok(None);
     };
-    let is_known = folder.join(slurm::output_name(&job)).exists()
-        || slurm::stage(&job)?.0 != JobStage::Unknown;
+    let is_known = folder.join(slurm::output_name(&job)).exists() || slurm::job(&job)?.is_some();
     Ok(is_known.then_some(job))
 }
 
-/// Waits for the end of a job; returns [`JobStage::Ended`] or [`JobStage::Unknown`]. Calls
-/// `while_running` whenever the job is seen running.
-fn wait(job: &str, mut while_running: impl FnMut() -> Outcome) -> Outcome<JobStage> {
+/// Waits for the end of a job; returns false if Slurm has forgotten the job. Calls `while_running`
+/// whenever the job is seen running.
+fn wait(job: &str, mut while_running: impl FnMut() -> Outcome) -> Outcome<bool> {
     let mut last_reason = String::new();
     let mut failures = 0;
     loop {
-        match slurm::stage(job) {
-            Ok((JobStage::Waiting, reason)) => {
+        match slurm::job(job) {
+            Ok(Some(row)) if row.is_in_queue() => {
                 failures = 0;
-                if reason != last_reason && reason != "None" {
-                    say!("job {job} waits: {reason}");
-                    last_reason = reason;
+                if row.is_running() {
+                    while_running()?;
+                } else if row.reason != last_reason && row.reason != "None" {
+                    say!("job {job} waits: {}", row.reason);
+                    last_reason = row.reason;
                 }
             }
-            Ok((JobStage::Running, _)) => {
-                failures = 0;
-                while_running()?;
-            }
-            Ok((stage, _)) => return Ok(stage),
+            Ok(row) => return Ok(row.is_some()),
             // A controller may be busy.
             Err(failure) => {
                 failures += 1;
@@ -168,7 +161,7 @@ pub(crate) fn check(file: &StudyFile, cell: &Cell) -> Outcome {
     };
     let checked = flags(file, &attempt)
         .and_then(|flags| slurm::check(&flags, &attempt.words(Path::new("/"))));
-    checked.map_err(|failure| Failure::Usage(format!("{}: [slurm]: {failure}", file.path)))
+    checked.map_err(|failure| usage!("{}: [slurm]: {failure}", file.path))
 }
 
 /// Returns the flags of `slurm submit` for a cell.
@@ -185,7 +178,7 @@ fn flags(file: &StudyFile, attempt: &Attempt<'_>) -> Outcome<Vec<String>> {
     let mut has_cores = cell.threads == 1;
     for (key, value) in &file.slurm {
         let flag = format!("--{}", key.replace('_', "-"));
-        let refused = |text: &str| Failure::Usage(format!("{key}: {text}"));
+        let refused = |text: &str| usage!("{key}: {text}");
         if OUR_FLAGS.contains(&flag.as_str()) {
             return Err(refused("the study decides it: remove it"));
         }

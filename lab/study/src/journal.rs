@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, at, failed};
 use cluster::output::say;
 use records::{AttemptRecord, JsonLines, Status, read_lines};
 
@@ -21,29 +21,27 @@ impl Records {
     /// Reads the attempts of earlier sessions.
     pub(crate) fn open(directory: &Path) -> Outcome<Self> {
         let path = directory.join(FILE);
-        let failed =
-            |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
         let mut texts = Vec::new();
         let mut lines = Vec::new();
-        for (number, line) in (1..).zip(read_lines(&path).map_err(failed)?) {
+        for (number, line) in (1..).zip(read_lines(&path).map_err(at(&path))?) {
             lines.push(line.record.map_err(|error| {
-                Failure::Failed(format!(
+                failed!(
                     "{}: line {number}: expected a record with cell, repetition, attempt and status, got `{}` ({error}): remove the line",
                     path.display(),
                     line.text.chars().take(80).collect::<String>()
-                ))
+                )
             })?);
             texts.push(line.text);
         }
         let texts = texts.iter().map(String::as_str);
-        let file = JsonLines::create(&path, texts).map_err(failed)?;
+        let file = JsonLines::create(&path, texts).map_err(at(&path))?;
         Ok(Records { file, lines })
     }
 
     /// Adds an attempt. The disk has it when this returns.
     pub(crate) fn append(&mut self, record: AttemptRecord) -> Outcome {
         let appended = self.file.append(std::slice::from_ref(&record));
-        let was_intact = appended.map_err(|error| Failure::Failed(error.to_string()))?;
+        let was_intact = appended.map_err(|error| failed!("{error}"))?;
         if !was_intact {
             say!(
                 "warning: {FILE} was changed or removed during the study. It has all records of the study again"

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use records::{NetbenchResult, OF_SYNCHRONISATION, PredictionFile, ProfileFile};
-use serde::de::DeserializeOwned;
 
 use crate::attempt::Attempt;
 use crate::cell::{Cell, Place, folder_name};
@@ -22,7 +21,7 @@ use crate::plan;
 use crate::processes::{Processes, last_words};
 use crate::runs::{Runs, alone};
 use cluster::cores;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Failure, Outcome, at, failed};
 use cluster::json;
 use cluster::mpirun;
 use cluster::output::say;
@@ -90,8 +89,7 @@ impl Runs<'_> {
             _ => 1,
         };
         let folder = self.directory.join("profiles").join(&key);
-        fs::create_dir_all(&folder)
-            .map_err(|error| Failure::Failed(format!("{}: {error}", folder.display())))?;
+        fs::create_dir_all(&folder).map_err(at(&folder))?;
         let outputs: Vec<PathBuf> = (0..num_copies)
             .map(|copy| folder.join(format!("r{repetition}c{copy}.json")))
             .collect();
@@ -110,9 +108,7 @@ impl Runs<'_> {
                 };
                 let mark = format!("{}/profiles", self.file.name);
                 let (ended, _, looks) = self.observed(processes, &folder, &mark)?;
-                ended.map_err(|failed| {
-                    Failure::Failed(format!("{}: {}", folder.display(), failed.why))
-                })?;
+                ended.map_err(|failed| failed!("{}: {}", folder.display(), failed.why))?;
                 let Some(why) = self.disturbance(&looks.seen(None).quiet) else {
                     break;
                 };
@@ -123,14 +119,14 @@ impl Runs<'_> {
         // All ranks wait for the slowest.
         let mut slowest: Option<(f64, PathBuf)> = None;
         for output in outputs {
-            let profile: ProfileFile = read(&output)?;
+            let profile: ProfileFile = json::read(&output)?;
             let seconds = profile.forward_s + profile.backward_s;
             if slowest.as_ref().is_none_or(|(most, _)| seconds > *most) {
                 slowest = Some((seconds, output));
             }
         }
         let slowest = slowest.map(|(_, output)| output);
-        slowest.ok_or_else(|| Failure::Failed("no profile was taken".to_owned()))
+        slowest.ok_or_else(|| failed!("no profile was taken"))
     }
 
     fn predict_cell(
@@ -141,14 +137,12 @@ impl Runs<'_> {
         target: &Path,
     ) -> Outcome {
         let cell = attempt.cell;
-        let measured: NetbenchResult = read(network)?;
+        let measured: NetbenchResult = json::read(network)?;
         check_cpu(
-            &read::<ProfileFile>(profile)?.cpu_model,
+            &json::read::<ProfileFile>(profile)?.cpu_model,
             &measured.environment.processor,
         )?;
-        let failed =
-            |error: std::io::Error| Failure::Failed(format!("{}: {error}", target.display()));
-        fs::create_dir_all(self.directory.join("predictions")).map_err(failed)?;
+        fs::create_dir_all(self.directory.join("predictions")).map_err(at(target))?;
         // A partial file is never taken for a prediction.
         let partial = &target.with_extension("partial");
         let mut command = Command::new(self.trainer);
@@ -168,10 +162,10 @@ impl Runs<'_> {
         }
         mpirun::forget_surrounding_job(&mut command);
         process::ask(&mut command)?.map_err(|text| Failure::Failed(last_words(&text)))?;
-        let mut predictions: PredictionFile = read(partial)?;
+        let mut predictions: PredictionFile = json::read(partial)?;
         assign(&mut predictions, cell, attempt.repetition);
         json::write(target, &predictions)?;
-        fs::remove_file(partial).map_err(failed)
+        fs::remove_file(partial).map_err(at(target))
     }
 }
 
@@ -180,18 +174,12 @@ impl Runs<'_> {
 fn check_cpu(step: &str, nodes: &str) -> Outcome {
     let is_known = |name: &str| !name.is_empty() && name != "unknown";
     if is_known(step) && is_known(nodes) && step != nodes {
-        return Err(Failure::Failed(format!(
+        return Err(failed!(
             "the step was profiled on another CPU than the network (expected `{nodes}`, got `{step}`). \
              Start the study on such a machine."
-        )));
+        ));
     }
     Ok(())
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> Outcome<T> {
-    let failed = |error: String| Failure::Failed(format!("{}: {error}", path.display()));
-    let text = records::file::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
 }
 
 /// Returns a key that cells with the same step on one rank have in common.
@@ -227,7 +215,7 @@ fn method(cell: &Cell) -> Outcome<String> {
     let settings = settings.filter_map(|(key, value)| Some((key.clone(), records::text(value)?)));
     records::method(&settings.collect()).ok_or_else(|| {
         let sync = cell.setting("sync");
-        Failure::Failed(format!("the simulation does not support sync {sync}"))
+        failed!("the simulation does not support sync {sync}")
     })
 }
 

@@ -18,10 +18,9 @@ use crate::cell::{Cell, Place, RankLauncher};
 use crate::file::{Kind, StudyFile};
 use crate::peers::{Peers, RANK};
 use crate::processes::{Failed, OUTPUT, Processes};
-use crate::quiet::{self, Looks, Quiet, Watch};
-use crate::starts;
+use crate::quiet::{self, Looks, OtherUse, Watch};
 use cluster::cores;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::hosts::{Hosts, Rate};
 use cluster::mpirun::{self, Mpirun, Placement};
 use cluster::run_directory;
@@ -73,13 +72,15 @@ impl<'a> Runs<'a> {
         record.command = processes.shown();
         let mark = attempt.mark(&self.file.name);
         let before = self.wait_for_quiet();
-        record.started = starts::now();
+        record.started = Some(records::now());
         let (ended, duration, looks) = self.observed(processes, &directory, &mark)?;
         record.seconds = Some((duration.as_secs_f64() * 1e3).round() / 1e3);
         let output = fs::read(directory.join(OUTPUT)).unwrap_or_default();
         let result = attempt.result(&directory, &String::from_utf8_lossy(&output));
         let is_wrong_usage = ended.as_ref().err().and_then(|end| end.code) == Some(2);
-        let result = ended.map_err(|failed| failed.why).and(result);
+        let result = ended
+            .map_err(|failed| failed!("{}", failed.why))
+            .and(result);
         self.judge(&mut record, result, Some((before, looks)));
         Ok((record, is_wrong_usage))
     }
@@ -88,8 +89,8 @@ impl<'a> Runs<'a> {
     pub(crate) fn judge(
         &self,
         record: &mut AttemptRecord,
-        result: Result<Value, String>,
-        looks: Option<(Quiet, Looks)>,
+        result: Outcome<Value>,
+        looks: Option<(OtherUse, Looks)>,
     ) {
         let measured = result.as_ref().ok().and_then(|result| {
             serde_json::from_value::<[f64; 2]>(result["measured_unix_s"].clone()).ok()
@@ -106,7 +107,7 @@ impl<'a> Runs<'a> {
                 };
                 record.result = result;
             }
-            Err(why) => record.why = Some(why),
+            Err(why) => record.why = Some(why.to_string()),
         }
         let limit_cores = self.checks_quiet.then_some(self.file.quiet_cores);
         record.quiet = seen.map(|(before, seen)| quiet::record(before, &seen, limit_cores));
@@ -132,7 +133,7 @@ impl<'a> Runs<'a> {
     }
 
     /// Returns how busy the machine is, after waiting for others if the study checks that.
-    pub(crate) fn wait_for_quiet(&self) -> Quiet {
+    pub(crate) fn wait_for_quiet(&self) -> OtherUse {
         let patience = match self.checks_quiet {
             true => self.file.quiet_patience_s as u64,
             false => 0,
@@ -141,7 +142,7 @@ impl<'a> Runs<'a> {
     }
 
     /// Returns why a run does not count, if others disturbed it.
-    pub(crate) fn disturbance(&self, during: &Quiet) -> Option<String> {
+    pub(crate) fn disturbance(&self, during: &OtherUse) -> Option<String> {
         let limit = self.file.quiet_cores;
         (self.checks_quiet && during.cores() > limit).then(|| {
             format!(
@@ -170,9 +171,9 @@ impl<'a> Runs<'a> {
             });
         };
         let job = self.job(cell, attempt.seed())?;
-        let environment = cell.chosen.environment().map_err(Failure::Failed)?;
+        let environment = cell.chosen.environment()?;
         let Some(peers) = &self.peers else {
-            return Err(Failure::Failed("other frameworks are left out".to_owned()));
+            return Err(failed!("other frameworks are left out"));
         };
         let (python, words) = peers.words(cell, peer, &words, &job, directory)?;
         let mut processes = Processes {
@@ -219,11 +220,11 @@ impl<'a> Runs<'a> {
         };
         match processes.run(&folder, self.limit(), &self.file.name)? {
             Ok(()) => Ok(folder),
-            Err(failed) => Err(Failure::Failed(format!(
+            Err(failed) => Err(failed!(
                 "{}: cannot write the job of a comparison: {}",
                 folder.display(),
                 failed.why
-            ))),
+            )),
         }
     }
 

@@ -12,6 +12,7 @@ use records::{AttemptRecord, ComparisonRow, STUDY_SCHEMA, Status, Study, StudyCe
 
 use crate::attempt::Attempt;
 use crate::cell::Cell;
+use crate::directory::DOCUMENT;
 use crate::file::{Kind, StudyFile};
 use crate::flags;
 use crate::journal::Records;
@@ -19,7 +20,7 @@ use crate::peers::{Peers, Setting};
 use crate::predict::of_one_rank;
 use crate::runs::{Runs, alone};
 use crate::starts;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::guard::Guarded;
 use cluster::json;
 use cluster::output::say;
@@ -64,7 +65,7 @@ impl<'a> StudyRunner<'a> {
         options: Options,
     ) -> Outcome<Self> {
         let records = Records::open(directory)?;
-        let earlier = read(directory).unwrap_or_default();
+        let earlier: Study = json::read(&directory.join(DOCUMENT)).unwrap_or_default();
         let earlier_cells = [&earlier.cells[..], &earlier.earlier_cells].concat();
         let mut cells = cells.to_vec();
         for cell in cells.iter_mut().filter(|cell| records.has_cell(&cell.id)) {
@@ -77,7 +78,7 @@ impl<'a> StudyRunner<'a> {
         let is_comparison = cells.iter().any(|cell| cell.framework.is_some());
         let own = starts::own(trainer);
         let study = starts::resumed(earlier, own, !records.is_empty(), is_comparison)
-            .map_err(|failure| Failure::Failed(format!("{}: {failure}", directory.display())))?;
+            .map_err(|failure| failed!("{}: {failure}", directory.display()))?;
         let mut session = StudyRunner {
             runs: Runs::new(file, trainer, directory, options.checks_quiet),
             again_disturbed: options.again_disturbed,
@@ -115,7 +116,7 @@ impl<'a> StudyRunner<'a> {
             earlier_cells,
             ..self.study.clone()
         };
-        json::write(&self.runs.directory.join("study.json"), &self.study)
+        json::write(&self.runs.directory.join(DOCUMENT), &self.study)
     }
 
     /// Runs a cell of the search for settings once, if it has no result.
@@ -274,7 +275,7 @@ impl<'a> StudyRunner<'a> {
         let words = match cell.kind {
             Kind::Netbench => vec!["--version".to_owned()],
             Kind::Bench | Kind::Train => {
-                warm_up_words(cell, &flags::known(self.runs.trainer, Kind::Bench)?)
+                warm_up_words(cell, &flags::known(self.runs.trainer, "bench")?)
             }
         };
         let log = self.runs.directory.join("warm-up.log");
@@ -289,7 +290,7 @@ impl<'a> StudyRunner<'a> {
 /// Returns `bench` with one step of a cell on one rank: the arguments of the cell that are among
 /// the `known` flags of `bench`.
 fn warm_up_words(cell: &Cell, known: &[String]) -> Vec<String> {
-    let mut words = vec![Kind::Bench.name().to_owned()];
+    let mut words = vec![records::name(Kind::Bench)];
     let mut is_kept = false;
     for word in of_one_rank(&cell.arguments).into_iter().skip(1) {
         if word.starts_with("--") {
@@ -303,12 +304,6 @@ fn warm_up_words(cell: &Cell, known: &[String]) -> Vec<String> {
     }
     words.extend(["--steps", "1", "--warmup-steps", "0"].map(str::to_owned));
     words
-}
-
-/// Returns the study.json of an earlier start, if it can be read.
-pub(crate) fn read(directory: &Path) -> Option<Study> {
-    let text = records::file::read_to_string(&directory.join("study.json")).ok()?;
-    serde_json::from_str(&text).ok()
 }
 
 /// Returns the line about an attempt.
@@ -334,7 +329,7 @@ fn line(cell: &Cell, record: &AttemptRecord) -> String {
     }
     if record.status != Status::Ok {
         let why = record.why.as_deref().unwrap_or("?");
-        line.push_str(&format!(" | {}: {why}", record.status.name()));
+        line.push_str(&format!(" | {}: {why}", records::name(record.status)));
     }
     line
 }
@@ -359,7 +354,7 @@ fn check_same<'e>(
         {
             Ok(earlier)
         }
-        _ => Err(Failure::Failed(format!(
+        _ => Err(failed!(
             "{}: cell {} has records of other arguments (expected `{}`, got `{}`). Choose another --output, or remove the directory.",
             directory.display(),
             cell.id,
@@ -367,7 +362,7 @@ fn check_same<'e>(
             earlier.map_or("none in study.json".to_owned(), |earlier| {
                 earlier.arguments.join(" ")
             })
-        ))),
+        )),
     }
 }
 
@@ -435,7 +430,7 @@ mod tests {
             let cells = crate::plan::cells(&file).unwrap();
             let trainer = Path::new("/bin/true");
             StudyRunner::open(&file, &cells, directory.path(), trainer, OPTIONS).unwrap();
-            let study = read(directory.path()).unwrap();
+            let study: Study = json::read(&directory.path().join(DOCUMENT)).unwrap();
             assert_eq!((study.toml.as_str(), study.set.as_str()), (text, expected));
         }
     }

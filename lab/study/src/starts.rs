@@ -12,7 +12,7 @@ use std::thread;
 
 use records::{Machine, Study, StudyStart};
 
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::mpirun::Mpirun;
 use cluster::output::say;
 use cluster::process;
@@ -21,7 +21,7 @@ use cluster::process;
 pub(crate) fn own(trainer: &Path) -> StudyStart {
     let version = process::answer(trainer, &["--version"]);
     StudyStart {
-        since: now(),
+        since: Some(records::now()),
         commit: version.and_then(|version| commit_in(&version)),
         program_sha256: sha256(trainer),
         machine: machine(),
@@ -59,12 +59,12 @@ pub(crate) fn resumed(
     };
     let is_same = (&last.commit, &last.program_sha256) == (&own.commit, &own.program_sha256);
     if !is_same && is_comparison {
-        return Err(Failure::Failed(format!(
+        return Err(failed!(
             "records of another program (expected {}, got {}). Choose another --output, or measure \
              again with --again.",
             named(&own),
             named(&last)
-        )));
+        ));
     }
     if !is_same {
         say!(
@@ -99,9 +99,9 @@ fn check_machine(earlier: &Machine, own: &Machine) -> Outcome {
         if let (Some(earlier), Some(own)) = (earlier, own)
             && earlier != own
         {
-            return Err(Failure::Failed(format!(
+            return Err(failed!(
                 "records of another machine (expected `{own}`, got `{earlier}`). Choose another --output."
-            )));
+            ));
         }
     }
     Ok(())
@@ -155,12 +155,6 @@ fn sha256(path: &Path) -> Option<String> {
 fn commit_in(version: &str) -> Option<String> {
     let commit = version.split_once("(commit ")?.1.split(')').next()?;
     (commit != "unknown").then(|| commit.chars().take(9).collect())
-}
-
-/// Returns the time, such as `2026-01-31T12:00:00Z`.
-pub(crate) fn now() -> Option<String> {
-    let answer = process::answer("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]);
-    answer.map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -257,7 +251,7 @@ mod tests {
             machine.cpu_count > 0 && machine.platform.contains('-'),
             "{machine:?}"
         );
-        let now = now().unwrap();
+        let now = records::now();
         assert!(
             now.len() == 20 && now.ends_with('Z') && now.contains('T'),
             "{now}"

@@ -150,7 +150,7 @@ fn pairs(name: &str, network: &NetbenchResult, section: &mut Section) {
 fn collectives(name: &str, network: &NetbenchResult, section: &mut Section) {
     let mut groups: BTreeMap<(String, usize), Vec<&CollectiveTimes>> = BTreeMap::new();
     for times in &network.collectives {
-        let key = (times.operation.to_string(), times.ranks);
+        let key = (records::name(times.operation), times.ranks);
         groups.entry(key).or_default().push(times);
     }
     for ((operation, ranks), all) in groups {

@@ -257,7 +257,7 @@ fn of_attempt(record: &AttemptRecord, counts: bool) -> NamedRow {
         "cell" => &record.cell,
         "repetition" => record.repetition,
         "attempt" => record.attempt,
-        "status" => record.status.name(),
+        "status" => records::name(record.status),
         "counts" => counts,
         "reason" => record.why.as_ref(),
         "started" => record.started.as_ref(),

@@ -3,8 +3,11 @@
 //! In: a name in a study file. Out: [`Framework`].
 //! Invariant: pure data; the names are those that `lab/peers/run.py` takes.
 
-/// A framework of a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+use serde::{Deserialize, Serialize};
+
+/// A framework of a comparison; the name in study files is the variant in lower case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Framework {
     Lockstep,
     PyTorch,
@@ -15,45 +18,24 @@ pub(crate) enum Framework {
 }
 
 impl Framework {
-    pub(crate) const ALL: [Framework; 6] = [
-        Framework::Lockstep,
-        Framework::PyTorch,
-        Framework::Horovod,
-        Framework::TensorFlow,
-        Framework::MxNet,
-        Framework::Jax,
-    ];
-
-    /// Name in study files and command lines.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Framework::Lockstep => "lockstep",
-            Framework::PyTorch => "pytorch",
-            Framework::Horovod => "horovod",
-            Framework::TensorFlow => "tensorflow",
-            Framework::MxNet => "mxnet",
-            Framework::Jax => "jax",
-        }
-    }
-
     pub(crate) fn is_ours(self) -> bool {
         self == Framework::Lockstep
     }
 
     /// Module that can be imported in an installed environment.
-    pub(crate) fn module(self) -> &'static str {
+    pub(crate) fn module(self) -> String {
         match self {
-            Framework::PyTorch => "torch",
-            Framework::Horovod => "horovod.torch",
-            other => other.word(),
+            Framework::PyTorch => "torch".to_owned(),
+            Framework::Horovod => "horovod.torch".to_owned(),
+            other => records::name(other),
         }
     }
 
     /// Files below `lab/peers/requirements` to install, in order.
-    pub(crate) fn requirements(self) -> Vec<&'static str> {
+    pub(crate) fn requirements(self) -> Vec<String> {
         match self {
-            Framework::Horovod => vec!["pytorch", "horovod"],
-            other => vec![other.word()],
+            Framework::Horovod => [Framework::PyTorch, self].map(records::name).to_vec(),
+            other => vec![records::name(other)],
         }
     }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::Framework;
 use super::scripts::{Scripts, requirements};
+use cluster::failure::{Outcome, at, failed};
 use cluster::guard::Guarded;
 use cluster::output::say;
 use cluster::probe;
@@ -34,36 +35,32 @@ pub(super) struct Installer<'a> {
 
 impl Installer<'_> {
     /// Returns the Python of a framework's environment, made if it is absent, or a reason.
-    pub(super) fn python(&self, framework: Framework) -> Result<PathBuf, String> {
-        let environment = self.folder.join(framework.on_one_rank().word());
+    pub(super) fn python(&self, framework: Framework) -> Outcome<PathBuf> {
+        let name = records::name(framework);
+        let environment = self.folder.join(records::name(framework.on_one_rank()));
         let python = environment.join("bin/python");
         // The requirements of an environment.
-        let stamp = environment.join(format!("lockstep-{}.txt", framework.word()));
+        let stamp = environment.join(format!("lockstep-{name}.txt"));
         let is_current = fs::read_to_string(&stamp).is_ok_and(|text| text == pins(framework));
         if is_current && can_import(framework, &python) {
             return Ok(python);
         }
+        let place = environment.display();
         if !self.may_install {
-            return Err(format!(
-                "not installed in {}, and --no-install is given",
-                environment.display()
+            return Err(failed!(
+                "not installed in {place}, and --no-install is given"
             ));
         }
-        say!(
-            "installing {} into {}",
-            framework.word(),
-            environment.display()
-        );
-        fs::create_dir_all(self.folder)
-            .map_err(|error| format!("{}: {error}", self.folder.display()))?;
+        say!("installing {name} into {place}");
+        fs::create_dir_all(self.folder).map_err(at(self.folder))?;
         let step = |python: &Path, words: &[&OsStr]| {
             let mut command = Command::new(python);
-            self.step(framework, command.args(words))
+            self.step(&name, command.args(words))
         };
         if !python.exists() {
             let (first, last) = framework.python();
             let base = interpreter(first, last).ok_or_else(|| {
-                format!(
+                failed!(
                     "needs Python 3.{first} to 3.{last}, and none of python3, python3.N and pyenv's versions is one"
                 )
             })?;
@@ -85,24 +82,23 @@ impl Installer<'_> {
             step(&python, &[script.as_ref()])?;
         }
         if !can_import(framework, &python) {
-            return Err(format!(
-                "installed, but `import {}` fails",
-                framework.module()
-            ));
+            let module = framework.module();
+            return Err(failed!("installed, but `import {module}` fails"));
         }
-        fs::write(&stamp, pins(framework))
-            .map_err(|error| format!("{}: {error}", stamp.display()))?;
+        fs::write(&stamp, pins(framework)).map_err(at(&stamp))?;
         Ok(python)
     }
 
     /// Runs one program of the installation; its last line is the reason of a failure.
-    fn step(&self, framework: Framework, command: &Command) -> Result<(), String> {
+    fn step(&self, framework: &str, command: &Command) -> Outcome {
         say!("$ {}", process::shown(command));
-        let log = self.folder.join(format!("{}.log", framework.word()));
-        let ended = Guarded::start(command, &log).and_then(|running| running.finish(LIMIT));
-        match ended.map_err(|failure| failure.to_string())? {
+        let log = self.folder.join(format!("{framework}.log"));
+        match Guarded::start(command, &log)?.finish(LIMIT)? {
             Some(0) => Ok(()),
-            _ => Err(last_line(&fs::read_to_string(&log).unwrap_or_default())),
+            _ => {
+                let text = fs::read_to_string(&log).unwrap_or_default();
+                Err(failed!("{}", last_line(&text)))
+            }
         }
     }
 }
@@ -201,7 +197,7 @@ mod tests {
                 scripts: &scripts,
                 may_install,
             };
-            installer.python(Framework::Jax).unwrap_err()
+            installer.python(Framework::Jax).unwrap_err().to_string()
         };
         let forbidden = python(false);
         assert!(forbidden.contains("--no-install"), "{forbidden}");

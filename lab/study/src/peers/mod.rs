@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cluster::cores;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed, usage};
 use cluster::hosts;
 
 pub(crate) use self::framework::Framework;
@@ -58,9 +58,8 @@ impl Peers {
         };
         let mut pythons = BTreeMap::new();
         for framework in cells.iter().filter_map(|cell| cell.peer()) {
-            pythons
-                .entry(framework)
-                .or_insert_with(|| installer.python(framework));
+            let python = || installer.python(framework).map_err(|why| why.to_string());
+            pythons.entry(framework).or_insert_with(python);
         }
         Ok(Peers { scripts, pythons })
     }
@@ -76,8 +75,9 @@ impl Peers {
             let text = "its scheduler and server are not started on emulated hosts";
             return Some(text.to_owned());
         }
-        let python = self.pythons.get(&framework)?.as_ref();
-        python.err().cloned().or(cell.chosen.environment().err())
+        let python = self.pythons.get(&framework)?.as_ref().err().cloned();
+        let environment = cell.chosen.environment().err();
+        python.or(environment.map(|failure| failure.to_string()))
     }
 
     /// Returns the Python and the words of all processes of a cell.
@@ -94,7 +94,7 @@ impl Peers {
     ) -> Outcome<(PathBuf, Vec<String>)> {
         let python = match self.pythons.get(&framework) {
             Some(Ok(python)) => python.clone(),
-            _ => return Err(Failure::Failed("the framework is not installed".to_owned())),
+            _ => return Err(failed!("the framework is not installed")),
         };
         // -B: Python writes nothing into the folder of the scripts.
         let script = self.scripts.path("run.py").display().to_string();
@@ -136,8 +136,7 @@ pub(crate) fn leaves_a_core(cell: &Cell) -> bool {
 
 /// Returns an address for each rank: on its emulated host, otherwise on this machine.
 fn addresses(cell: &Cell) -> Outcome<Vec<String>> {
-    let failed =
-        |error: std::io::Error| Failure::Failed(format!("no free port on 127.0.0.1: {error}"));
+    let failed = |error: std::io::Error| failed!("no free port on 127.0.0.1: {error}");
     // All are held until all are found, so that none is found twice.
     let held: Vec<TcpListener> = (0..cell.ranks)
         .map(|_| TcpListener::bind("127.0.0.1:0"))
@@ -166,10 +165,9 @@ impl PeersTable {
             .map(PathBuf::from)
             .or_else(|| Some(PathBuf::from(variable("HOME")?).join(".cache")));
         let cache = cache.ok_or_else(|| {
-            Failure::Usage(
+            usage!(
                 "neither XDG_CACHE_HOME nor HOME is set, so that there is no folder for the environments of \
                  other frameworks. Set one, or name a folder: --peers-dir, [peers] folder."
-                    .to_owned(),
             )
         })?;
         Ok(cache.join("lockstep/peers"))

@@ -6,7 +6,9 @@
 
 use std::path::Path;
 
-use records::{CourseEpoch, PeerResult};
+use cluster::failure::{Outcome, at};
+use cluster::json;
+use records::{CourseEpoch, EpochRecord, PeerResult};
 use serde_json::{Value, json};
 
 use super::leaves_a_core;
@@ -14,15 +16,15 @@ use crate::cell::Cell;
 use crate::file::Kind;
 
 /// Reads the files of all ranks.
-pub(crate) fn peer_result(cell: &Cell, directory: &Path) -> Result<Value, String> {
+pub(crate) fn peer_result(cell: &Cell, directory: &Path) -> Outcome<Value> {
     let ranks: Vec<PeerResult> = (0..cell.ranks)
-        .map(|rank| read(&directory.join(format!("rank-{rank}.json"))))
+        .map(|rank| json::read(&directory.join(format!("rank-{rank}.json"))))
         .collect::<Result<_, _>>()?;
     let first = &ranks[0];
     let mut communication = first.communication.clone();
     let mut server_bytes = 0;
     for role in cell.peer().map_or(&[][..], |peer| peer.roles(cell.ranks)) {
-        let server: Result<PeerResult, String> = read(&directory.join(format!("{role}.json")));
+        let server: Outcome<PeerResult> = json::read(&directory.join(format!("{role}.json")));
         server_bytes += server.map_or(0, |server| server.peak_memory_bytes);
     }
     if server_bytes > 0 {
@@ -46,8 +48,7 @@ pub(crate) fn peer_result(cell: &Cell, directory: &Path) -> Result<Value, String
         .filter_map(|rank| rank.seconds)
         .fold(f64::NAN, f64::max);
     if seconds.is_nan() || seconds <= 0.0 {
-        let directory = directory.display();
-        return Err(format!("{directory}: the ranks reported no seconds"));
+        return Err(at(directory)("the ranks reported no seconds"));
     }
     let number = |key: &str| {
         cell.settings
@@ -80,34 +81,21 @@ pub(crate) fn peer_result(cell: &Cell, directory: &Path) -> Result<Value, String
     Ok(result)
 }
 
-/// Reads a record; a loss that is no number is null in its list, and stays in it.
-fn read(path: &Path) -> Result<PeerResult, String> {
-    let failed = |error: String| format!("{}: {error}", path.display());
-    let text = records::file::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-    serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
-}
-
 /// Returns the epochs of our training in the form of the peers' records.
-pub(crate) fn our_epochs(metrics: &Path) -> Result<Vec<CourseEpoch>, String> {
-    let failed = |error: String| format!("{}: {error}", metrics.display());
-    let text = records::file::read_to_string(metrics).map_err(|error| failed(error.to_string()))?;
+pub(crate) fn our_epochs(metrics: &Path) -> Outcome<Vec<CourseEpoch>> {
+    let text = records::file::read_to_string(metrics).map_err(at(metrics))?;
     let mut epochs = Vec::new();
     let mut elapsed_s = 0.0;
     for line in text.lines() {
-        let record: Value =
-            serde_json::from_str(line).map_err(|error| failed(error.to_string()))?;
-        let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
-        let seconds = number(&record["seconds_total"]);
-        elapsed_s += seconds;
-        let train_s = seconds - number(&record["seconds"]["evaluation"]);
+        let record: EpochRecord = serde_json::from_str(line).map_err(at(metrics))?;
+        elapsed_s += record.seconds_total;
+        let train_s = record.seconds_total - record.seconds.evaluation;
         epochs.push(CourseEpoch {
-            epoch: record["epoch"].as_u64().map_or(0, |epoch| epoch + 1),
-            train_loss: record["train_loss"].as_f64(),
-            test_top1: record["test"]["top1"].as_f64(),
+            epoch: record.number(),
+            train_loss: record.train_loss,
+            test_top1: record.test.and_then(|test| test.top1),
             elapsed_s: Some(elapsed_s),
-            images_per_second: record["train_num_samples"]
-                .as_f64()
-                .map(|count| count / train_s),
+            images_per_second: Some(record.train_num_samples as f64 / train_s),
         });
     }
     Ok(epochs)
@@ -117,6 +105,7 @@ pub(crate) fn our_epochs(metrics: &Path) -> Result<Vec<CourseEpoch>, String> {
 mod tests {
     use super::*;
     use crate::plan::tests::study;
+    use records::{Evaluation, Seconds};
     use std::fs;
 
     #[test]
@@ -124,9 +113,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("metrics.jsonl");
         assert!(our_epochs(&file).is_err());
-        let line = r#"{"epoch":0,"train_loss":1.5,"test":{"top1":0.25},"train_num_samples":7000,"seconds_total":12.0,"seconds":{"evaluation":2.0}}"#;
-        let second = line.replace("\"epoch\":0", "\"epoch\":1");
-        fs::write(&file, format!("{line}\n{second}\n")).unwrap();
+        let line = |epoch| EpochRecord {
+            epoch,
+            train_loss: Some(1.5),
+            test: Some(Evaluation {
+                top1: Some(0.25),
+                ..Evaluation::default()
+            }),
+            train_num_samples: 7000,
+            seconds_total: 12.0,
+            seconds: Seconds {
+                evaluation: 2.0,
+                ..Seconds::default()
+            },
+            ..EpochRecord::default()
+        };
+        let lines = [0, 1].map(|epoch| json!(line(epoch)).to_string());
+        fs::write(&file, lines.join("\n")).unwrap();
         let epochs = our_epochs(&file).unwrap();
         let expected = |epoch: u64, elapsed_s: f64| CourseEpoch {
             epoch,
@@ -164,6 +167,7 @@ mod tests {
         assert_eq!(result["measured_unix_s"], json!([10.0, 21.0]));
         assert_eq!(result["version"], "1");
         let missing = peer_result(&cells[1], folder.path()).unwrap_err();
+        let missing = missing.to_string();
         assert!(missing.contains("rank-2.json"), "{missing}");
     }
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::run_directory;
 
 macro_rules! files {
@@ -56,11 +56,11 @@ impl Scripts {
             match fs::read(&file) {
                 Ok(existing) if existing == text.as_bytes() => {}
                 Ok(_) => {
-                    return Err(Failure::Failed(format!(
+                    return Err(failed!(
                         "{}: not the script of this program, and earlier results were made with it. Choose another \
                          --output, or measure again with --again.",
                         file.display()
-                    )));
+                    ));
                 }
                 Err(_) => run_directory::write(&file, text)?,
             }

@@ -60,7 +60,7 @@ impl Point<'_> {
         if is_imagenet && !framework.has_imagenet() {
             let text = format!(
                 "{model}: expected pytorch or horovod for ImageNet's networks, got `{}`",
-                framework.word()
+                records::name(framework)
             );
             return Err(self.refusal("framework", &text));
         }

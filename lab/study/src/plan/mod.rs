@@ -14,7 +14,7 @@ use toml::{Table, Value};
 
 use crate::cell::{Cell, Place};
 use crate::file::{Kind, Matrix, Override, StudyFile, shown};
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, usage};
 
 use point::Point;
 
@@ -34,10 +34,11 @@ pub(crate) fn cells(file: &StudyFile) -> Outcome<Vec<Cell>> {
     let mut ids = BTreeSet::new();
     for cell in &cells {
         if !ids.insert(&cell.id) {
-            return Err(Failure::Usage(format!(
+            return Err(usage!(
                 "{}: two cells are `{}` (expected different ranks, sizes, methods or other keys). Skip one of them.",
-                file.path, cell.id
-            )));
+                file.path,
+                cell.id
+            ));
         }
     }
     Ok(cells)
@@ -46,11 +47,11 @@ pub(crate) fn cells(file: &StudyFile) -> Outcome<Vec<Cell>> {
 fn cells_of(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<Cell>> {
     let mut points = points(file, matrix)?;
     let unmet = |what: &str, table: &Table| {
-        Failure::Usage(format!(
+        usage!(
             "{}: {what}: no point has {}. Correct or remove the entry.",
             matrix.place,
             shown(&Value::Table(table.clone()))
-        ))
+        )
     };
     // Overrides apply in their order.
     for Override { when, set } in &matrix.overrides {
@@ -71,18 +72,17 @@ fn cells_of(file: &StudyFile, matrix: &Matrix) -> Outcome<Vec<Cell>> {
     }
     points.retain(|point| !matrix.skip.iter().any(|skip| point.has(skip)));
     if points.is_empty() {
-        return Err(Failure::Usage(format!(
+        return Err(usage!(
             "{}: every point is skipped: expected at least one cell",
             matrix.place
-        )));
+        ));
     }
     points.into_iter().map(Point::cell).collect()
 }
 
 /// Returns every combination of the lists' values, with the flags of all cells.
 fn points<'m>(file: &StudyFile, matrix: &'m Matrix) -> Outcome<Vec<Point<'m>>> {
-    let refused =
-        |key: &str, text: String| Failure::Usage(format!("{}: {key}: {text}", matrix.place));
+    let refused = |key: &str, text: String| usage!("{}: {key}: {text}", matrix.place);
     let mut shared = file.flags(matrix.kind);
     // The batch of a matrix replaces the batch of all cells.
     let batches = ["global_batch_size", "batch_size_per_rank"];

@@ -3,13 +3,14 @@
 //! In: one value for each key. Out: the [`Cell`], or what is wrong with a key.
 //! Invariant: pure; the same point has the same id.
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json, json};
 use toml::{Table, Value};
 
 use crate::cell::{Cell, NOT_HERE, Place, RankLauncher, folder_name};
 use crate::file::{Kind, Matrix, Scaling, shown, word};
 use crate::peers::{Framework, Setting};
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Failure, Outcome, usage};
 use cluster::hosts::Rate;
 
 /// Default number of hosts.
@@ -68,7 +69,7 @@ impl Point<'_> {
     }
 
     pub(super) fn refusal(&self, key: &str, text: &str) -> Failure {
-        Failure::Usage(format!("{}: {key}: {text}", self.matrix.place))
+        usage!("{}: {key}: {text}", self.matrix.place)
     }
 
     pub(super) fn count(&self, key: &str, default: i64) -> Outcome<usize> {
@@ -146,7 +147,7 @@ impl Point<'_> {
                 return Err(self.refusal(key, &text));
             }
         }
-        let framework = self.framework()?;
+        let framework = self.variant("framework")?;
         let place = self.place(framework)?;
         if place == Place::Machine {
             // A matrix may have a number of hosts for its other networks.
@@ -182,8 +183,8 @@ impl Point<'_> {
             return Err(self.refusal("ranks", &text));
         }
         let wanted = self.wanted(framework)?;
-        let launcher = wanted.among(world_size, framework).name();
-        let settings = self.settings(&place, ranks, launcher, batch);
+        let launcher = wanted.among(world_size, framework);
+        let settings = self.settings(&place, ranks, &records::name(launcher), batch);
         if self.matrix.kind == Kind::Bench {
             self.count("steps", 1)?;
         }
@@ -210,33 +211,20 @@ impl Point<'_> {
         })
     }
 
-    fn framework(&self) -> Outcome<Option<Framework>> {
-        let word = self.text("framework", "")?;
-        if word.is_empty() {
-            return Ok(None);
-        }
-        let framework = Framework::ALL.into_iter().find(|one| one.word() == word);
-        if framework.is_none() {
-            let known = Framework::ALL.map(Framework::word).join(", ");
-            let text = format!("expected one of {known}, got `{word}`");
-            return Err(self.refusal("framework", &text));
-        }
-        Ok(framework)
+    /// Reads the variant that a key names, if the point has the key.
+    fn variant<T: DeserializeOwned>(&self, key: &str) -> Outcome<Option<T>> {
+        let value = self.values.get(key).cloned();
+        let variant = value.map(Value::try_into).transpose();
+        variant.map_err(|error: toml::de::Error| self.refusal(key, error.message()))
     }
 
     fn wanted(&self, framework: Option<Framework>) -> Outcome<RankLauncher> {
-        let word = self.text("launcher", "plain")?;
-        if framework.is_none() && self.values.contains_key("launcher") {
+        let wanted = self.variant("launcher")?;
+        if framework.is_none() && wanted.is_some() {
             let text = "expected only with framework: the network decides the launcher";
             return Err(self.refusal("launcher", text));
         }
-        let mut known = RankLauncher::ALL.into_iter();
-        known
-            .find(|launcher| launcher.name() == word)
-            .ok_or_else(|| {
-                let text = format!("expected plain, mpirun or srun, got `{word}`");
-                self.refusal("launcher", &text)
-            })
+        Ok(wanted.unwrap_or_default())
     }
 
     /// Returns the samples of a rank's pass and of all ranks' step.
@@ -251,7 +239,7 @@ impl Point<'_> {
             Scaling::None => (own, "one of the two"),
         };
         if has[0] == has[1] || !self.values.contains_key(key) {
-            let scaling = self.matrix.scaling.name();
+            let scaling = records::name(self.matrix.scaling);
             let text = format!(
                 "expected {own} or {global}, with scaling `{scaling}` {expected}: set it, and remove the other"
             );
@@ -291,7 +279,7 @@ impl Point<'_> {
         set("ranks", json!(ranks));
         set("network", json!(network));
         set("launcher", json!(launcher));
-        set("scaling", json!(self.matrix.scaling.name()));
+        set("scaling", json!(self.matrix.scaling));
         if let Some(hosts) = hosts {
             set("hosts", json!(hosts));
         }
@@ -311,7 +299,7 @@ impl Point<'_> {
         };
         let mut parts = vec![of("", "framework")];
         if self.matrix.kind != Kind::Bench {
-            parts.insert(0, self.matrix.kind.name().to_owned());
+            parts.insert(0, records::name(self.matrix.kind));
         }
         if self.matrix.kind != Kind::Netbench {
             let own = of("b", "batch_size_per_rank");

@@ -39,7 +39,7 @@ const RECIPE: [&str; 20] = [
 impl Point<'_> {
     /// Returns the words of `lab/peers/run.py`.
     pub(super) fn peer_arguments(&self, peer: Framework) -> Vec<String> {
-        let mut arguments = vec![peer.word().to_owned()];
+        let mut arguments = vec![records::name(peer)];
         for key in [
             "dtype",
             "steps",
@@ -56,7 +56,7 @@ impl Point<'_> {
     }
 
     pub(super) fn arguments(&self, batch: Option<(usize, usize)>) -> Vec<String> {
-        let mut arguments = vec![self.matrix.kind.name().to_owned()];
+        let mut arguments = vec![records::name(self.matrix.kind)];
         let own = |key: &str| {
             OWN_KEYS.contains(&key) || key == "global_batch_size" || key == "batch_size_per_rank"
         };

@@ -1,6 +1,6 @@
 //! The use of the machine by other processes.
 //!
-//! In: Linux's accounts in /proc. Out: [`Quiet`] of a moment and of a run, [`Watch`].
+//! In: Linux's accounts in /proc. Out: [`OtherUse`] of a moment and of a run, [`Watch`].
 //! Invariant: a look costs a few milliseconds every half second. The kernel's time for interrupts,
 //! as for an emulated network, counts for no process. Without /proc nothing counts as disturbed.
 //! Source: Hoefler & Belli 2015, Scientific benchmarking of parallel computing systems, rule 9
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use records::OtherCores;
 
 use self::accounts::{Accounts, Own};
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 
 mod accounts;
 
@@ -27,21 +27,21 @@ const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// Use of the CPUs by others, in cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Quiet {
+pub(crate) struct OtherUse {
     /// CPU time of other processes over wall-clock time.
     pub(crate) other_cores: f64,
     /// Time that a hypervisor gave to other virtual machines.
     pub(crate) steal_cores: f64,
 }
 
-impl Quiet {
+impl OtherUse {
     fn between(first: &Accounts, last: &Accounts) -> Self {
         let seconds = last.at.duration_since(first.at).as_secs_f64();
         if seconds <= 0.0 {
-            return Quiet::default();
+            return OtherUse::default();
         }
         let others = (last.busy_s - first.busy_s) - (last.own_s - first.own_s);
-        Quiet {
+        OtherUse {
             other_cores: others.max(0.0) / seconds,
             steal_cores: (last.steal_s - first.steal_s).max(0.0) / seconds,
         }
@@ -63,13 +63,13 @@ impl Quiet {
 
 /// Waits until others use at most `limit_cores`, for at most `patience`; returns their use in the
 /// last second.
-pub(crate) fn wait(limit_cores: f64, patience: Duration) -> Quiet {
+pub(crate) fn wait(limit_cores: f64, patience: Duration) -> OtherUse {
     let start = Instant::now();
     let mut own = Own::new("-");
     loop {
         let first = own.look();
         thread::sleep(FIRST_LOOK);
-        let quiet = Quiet::between(&first, &own.look());
+        let quiet = OtherUse::between(&first, &own.look());
         if quiet.cores() <= limit_cores || start.elapsed() >= patience {
             return quiet;
         }
@@ -79,7 +79,7 @@ pub(crate) fn wait(limit_cores: f64, patience: Duration) -> Quiet {
 /// Observations during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Seen {
-    pub(crate) quiet: Quiet,
+    pub(crate) quiet: OtherUse,
     /// Lowest and highest clock rate of any CPU, megahertz; absent if unknown.
     pub(crate) mhz: Option<(f64, f64)>,
 }
@@ -109,9 +109,7 @@ impl Watch {
         });
         let refused = |error| {
             let remedy = "raise the limit of processes (ulimit -u, pids.max of the cgroup)";
-            Failure::Failed(format!(
-                "the operating system refused a thread ({error}); {remedy}"
-            ))
+            failed!("the operating system refused a thread ({error}); {remedy}")
         };
         Ok(Watch {
             stop,
@@ -143,19 +141,12 @@ impl Looks {
             .unwrap_or(&self.0);
         let mut seen = Seen::default();
         if let (Some(first), Some(last)) = (looks.first(), looks.last()) {
-            let is_known = last.lost_s == first.lost_s;
-            let running = looks
-                .iter()
-                .rfind(|look| look.num_own > 0)
-                .filter(|_| !is_known);
-            seen.quiet = Quiet::between(
-                first,
-                if is_known {
-                    last
-                } else {
-                    running.unwrap_or(first)
-                },
-            );
+            let last_running = || looks.iter().rfind(|look| look.num_own > 0);
+            let end = match last.lost_s == first.lost_s {
+                true => last,
+                false => last_running().unwrap_or(first),
+            };
+            seen.quiet = OtherUse::between(first, end);
         }
         for (low, high) in looks.iter().filter_map(|look| look.mhz) {
             let so_far = seen.mhz.unwrap_or((low, high));
@@ -173,7 +164,7 @@ impl Looks {
 }
 
 /// Returns the entry of a record; without a check there is no limit.
-pub(crate) fn record(before: Quiet, during: &Seen, limit_cores: Option<f64>) -> records::Quiet {
+pub(crate) fn record(before: OtherUse, during: &Seen, limit_cores: Option<f64>) -> records::Quiet {
     records::Quiet {
         before: Some(before.rounded()),
         during: Some(during.quiet.rounded()),
@@ -207,7 +198,7 @@ mod tests {
 
     #[test]
     fn others_use_the_busy_time_that_is_not_of_the_run() {
-        let quiet = Quiet::between(
+        let quiet = OtherUse::between(
             &accounts(0, 100.0, 5.0, 10.0),
             &accounts(10, 118.0, 6.0, 25.0),
         );
@@ -216,7 +207,8 @@ mod tests {
             "{quiet:?}"
         );
         assert!((quiet.cores() - 0.4).abs() < 1e-3);
-        let ours_alone = Quiet::between(&accounts(0, 0.0, 0.0, 0.0), &accounts(10, 9.9, 0.0, 10.0));
+        let ours_alone =
+            OtherUse::between(&accounts(0, 0.0, 0.0, 0.0), &accounts(10, 9.9, 0.0, 10.0));
         assert_eq!(ours_alone.other_cores, 0.0);
     }
 
@@ -285,7 +277,7 @@ mod tests {
         );
         let seen = watch.finish().seen(None);
         assert!(seen.quiet.other_cores >= 0.0 && seen.quiet.steal_cores >= 0.0);
-        let record = record(Quiet::default(), &seen, Some(0.2));
+        let record = record(OtherUse::default(), &seen, Some(0.2));
         assert_eq!(record.limit_cores, Some(0.2));
         assert!(
             record
