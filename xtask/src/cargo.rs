@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::process;
 use serde_json::Value;
 
@@ -136,12 +136,12 @@ fn executables(mut command: Command, names: &[&str], is_test: bool) -> Outcome<V
         .map_err(|error| process::cannot_start(&command, &error))?;
     if !output.status.success() {
         let status = output.status;
-        return Err(Failure::Failed(format!("`{line}` failed: {status}")));
+        return Err(failed!("`{line}` failed: {status}"));
     }
     let messages = String::from_utf8_lossy(&output.stdout);
     let find = |name: &&str| {
         let mut lines = messages.lines();
-        let missing = || Failure::Failed(format!("cargo built no executable `{name}`"));
+        let missing = || failed!("cargo built no executable `{name}`");
         lines
             .find_map(|line| executable_of(line, name, is_test))
             .ok_or_else(missing)

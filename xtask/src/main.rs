@@ -20,12 +20,10 @@ mod suite;
 mod tidy;
 mod train;
 
-use std::io;
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, at};
 
 /// Automation of this workspace.
 #[derive(Debug, Parser)]
@@ -85,11 +83,6 @@ fn run(command: &Command) -> Outcome {
         Command::Book => book::run(),
         Command::Dist(args) => args.run(),
     }
-}
-
-/// Adds the path to an error of the file system.
-fn at(path: &Path) -> impl Fn(io::Error) -> Failure {
-    move |error| Failure::Failed(format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]

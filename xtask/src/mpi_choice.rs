@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::mpirun::{Make, Mpirun};
 use cluster::options::Installing;
 use cluster::probe;
@@ -69,7 +69,7 @@ pub(crate) fn prepare_for(name: &str, installing: Installing) -> Outcome<Option<
         setup::provide(needs, installing);
         find(name, make)
     });
-    let missing = || Failure::Failed(format!("no {name} with mpicc and mpirun, see above"));
+    let missing = || failed!("no {name} with mpicc and mpirun, see above");
     let choice = choice.ok_or_else(missing)?;
     let is_default = setup::mpicc().as_ref() == Some(&choice.compiler)
         && Mpirun::find().as_ref() == Some(&choice.mpirun);

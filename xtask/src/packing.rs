@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{self, PathBuf};
 
 use clap::Args;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed, usage};
 use cluster::options::Installing;
 use cluster::process;
 
@@ -47,16 +47,18 @@ impl DistArgs {
             return process::run(command);
         }
         if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
-            let text = "dist: programs are packed on x86-64 Linux with glibc only";
-            return Err(Failure::Usage(text.to_owned()));
+            return Err(usage!(
+                "dist: programs are packed on x86-64 Linux with glibc only"
+            ));
         }
         let found = setup::run(self.installing)?;
         command.args(["tarballs", &Mpi::Without.features().join(" ")]);
         if !self.without_mpi {
             if Mpi::of(&found) == Mpi::Without {
-                let text = "dist: no MPI to build with (expected mpicc and libclang). Run `cargo xtask setup`, \
-                            or add --without-mpi";
-                return Err(Failure::Failed(text.to_owned()));
+                return Err(failed!(
+                    "dist: no MPI to build with (expected mpicc and libclang). Run `cargo xtask setup`, \
+                            or add --without-mpi"
+                ));
             }
             command.arg("mpi");
         }

@@ -33,9 +33,6 @@ const BROWSER_FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-qui
 /// An image of the background only has fewer bytes.
 const LEAST_IMAGE_BYTES: u64 = 20_000;
 
-/// Time limit of a check.
-const LIMIT_S: u64 = 120;
-
 const CHECKS: [Check; 6] = [
     (
         "a report opens at 1280 pixels without console messages and shows something",
@@ -98,9 +95,7 @@ pub(crate) fn run(trainer: &Path, only: Option<&str>, may_install: bool) -> Chec
     report.arg("report").arg(suite.folder.join("run"));
     report.args(["--target-accuracy", "0.01", "--output"]);
     report.arg(suite.folder.join("report"));
-    suite
-        .finish_within(LIMIT_S, report, "report")?
-        .expect_success()?;
+    suite.succeed(report, "report")?;
     Ok(suite::run(suite, only, &CHECKS)?)
 }
 
@@ -110,9 +105,7 @@ fn train(suite: &Suite, name: &str, add: impl FnOnce(&mut Command)) -> Checked {
     command.args(TRAIN.split_whitespace());
     command.arg("--output-dir").arg(suite.folder.join(name));
     add(&mut command);
-    suite
-        .finish_within(LIMIT_S, command, name)?
-        .expect_success()
+    suite.succeed(command, name).map(drop)
 }
 
 /// Removes the last checkpoint and resumes, which writes the steps of the last epoch again.
@@ -123,9 +116,7 @@ fn shows_events(suite: &Suite) -> Checked {
     fs::remove_dir_all(&last).map_err(at(&last))?;
     let mut resume = Command::new(&suite.trainer);
     resume.args(["train", "--resume", "--output-dir"]).arg(&run);
-    suite
-        .finish_within(LIMIT_S, resume, "resume")?
-        .expect_success()?;
+    suite.succeed(resume, "resume")?;
     let events = suite.folder.join("events");
     let files = fs::read_dir(&events).map_or(0, Iterator::count);
     let text = format!("expected an event file of each session, got {files}");
@@ -163,7 +154,7 @@ fn judge(suite: &Suite, python: &Path, events: &Path, run: &Path, every: Option<
     command.arg(script).arg(events);
     command.arg(run.join("metrics.jsonl"));
     command.args(every.map(|every| every.to_string()));
-    suite.finish(command, "event-files")?.expect_success()
+    suite.succeed(command, "event-files").map(drop)
 }
 
 /// Opens a page in the browser and expects no console message.
@@ -173,8 +164,7 @@ fn open(suite: &Suite, name: &str, page: &Path, flags: &[&str]) -> Checked<Ended
     command.args(BROWSER_FLAGS.split_whitespace()).args(flags);
     command.arg(format!("--user-data-dir={}", profile.display()));
     command.arg(format!("file://{}", page.display()));
-    let ended = suite.finish_within(LIMIT_S, command, name)?;
-    ended.expect_success()?;
+    let ended = suite.succeed(command, name)?;
     let messages = console(ended.text());
     let expected = format!("no message on the console, not {messages:?}");
     ended.expect(messages.is_empty(), &expected)?;

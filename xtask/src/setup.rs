@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Args;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::mpirun::Mpirun;
 use cluster::options::Installing;
 use cluster::probe;
@@ -55,8 +55,9 @@ pub(crate) fn run(installing: Installing) -> Outcome<Found> {
     }
     found.report();
     if found.c_compiler.is_none() {
-        let text = "no C compiler, which Rust links with: install one (for example gcc) and repeat";
-        return Err(Failure::Failed(text.to_owned()));
+        return Err(failed!(
+            "no C compiler, which Rust links with: install one (for example gcc) and repeat"
+        ));
     }
     Ok(found)
 }

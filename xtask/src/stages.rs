@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use When::{All, Always, Named};
 use clap::Args;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Failure, Outcome, failed};
 use cluster::guard::Guarded;
 use cluster::mpirun::Mpirun;
 use cluster::options::Installing;
@@ -197,7 +197,7 @@ impl TestArgs {
         println!("\n{num_passed} passed, {num_failed} failed");
         match num_failed {
             0 => Ok(()),
-            _ => Err(Failure::Failed(format!("{num_failed} stages failed"))),
+            _ => Err(failed!("{num_failed} stages failed")),
         }
     }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use clap::Args;
 use cluster::cores;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::options::{self, Installing};
 use cluster::process;
 
@@ -42,9 +42,9 @@ impl TrainArgs {
         let default = default_ranks(can_launch, cores::available());
         let ranks = self.ranks.unwrap_or(default);
         if ranks > 1 && !can_launch {
-            return Err(Failure::Failed(format!(
+            return Err(failed!(
                 "--ranks {ranks}: no MPI or no mpirun. Install what `cargo xtask setup` names, or start 1 rank"
-            )));
+            ));
         }
         let mut command = Command::new(cargo::trainer(Mpi::of(&found))?);
         command.args(["launch", "-n", &ranks.to_string(), "--", "train"]);

@@ -82,7 +82,11 @@ pub(super) fn live(
         &format!("an end within {END_LIMIT:?} of the fault"),
     )?;
     for rank in 0..run.ranks {
-        if let Some(process) = outlives(run, rank) {
+        let pause = Duration::from_millis(50);
+        let has_ended = || run.process_of_rank(rank).is_none();
+        if !process::wait_until(END_LIMIT, pause, has_ended)
+            && let Some(process) = run.process_of_rank(rank)
+        {
             let _ = process::send_signal(process, "KILL");
             ended.expect(false, &format!("an end of rank {rank} (process {process})"))?;
         }
@@ -142,9 +146,9 @@ fn wait_and_hit(
     running: &mut Running<'_>,
 ) -> Checked<Option<Instant>> {
     let start = Instant::now();
-    while start.elapsed() < fault.delay && !running.has_ended() {
-        sleep(Duration::from_millis(5));
-    }
+    process::wait_until(fault.delay, Duration::from_millis(5), || {
+        running.has_ended()
+    });
     // Prepares the signal to the rank, if its process exists. To find a process and to start a
     // shell takes longer than to write some checkpoints.
     let ready_signal = || -> Checked<Option<ReadySignal>> {
@@ -155,12 +159,10 @@ fn wait_and_hit(
         Ok(Some(ReadySignal::new(process, signal)?))
     };
     let mut ready = ready_signal()?;
-    let limit = fault.delay + WRITING_LIMIT;
-    while fault.awaits_writing && start.elapsed() < limit && !running.has_ended() {
-        if checkpoints::is_being_written(&run.folder, since) {
-            break;
-        }
-        sleep(Duration::from_micros(200));
+    if fault.awaits_writing {
+        process::wait_until(WRITING_LIMIT, Duration::from_micros(200), || {
+            running.has_ended() || checkpoints::is_being_written(&run.folder, since)
+        });
     }
     // The ranks may not have started yet, or may be ending.
     while !running.has_ended() && start.elapsed().as_secs() < LIMIT_S {
@@ -183,18 +185,6 @@ fn wait_and_hit(
 fn has_begun(run: &Run<'_>) -> bool {
     let text = fs::read_to_string(run.log()).unwrap_or_default();
     resumed(&text).is_some()
-}
-
-/// Returns the process of a rank that still exists a while after its job's end.
-fn outlives(run: &Run<'_>, rank: usize) -> Option<u32> {
-    let start = Instant::now();
-    loop {
-        let process = run.process_of_rank(rank)?;
-        if start.elapsed() > END_LIMIT {
-            return Some(process);
-        }
-        sleep(Duration::from_millis(50));
-    }
 }
 
 /// Returns the step at which a run resumed.

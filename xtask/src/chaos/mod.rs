@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Failure, Outcome, failed};
 use cluster::options::{self, Installing};
 
 use crate::cargo::{self, Mpi};
@@ -63,8 +63,7 @@ impl ChaosArgs {
     pub(crate) fn run(&self) -> Outcome {
         let found = setup::run(self.installing)?;
         let mpirun = found.launcher().ok_or_else(|| {
-            let text = "no mpirun with an MPI to build with: see `cargo xtask setup`";
-            Failure::Failed(text.to_owned())
+            failed!("no mpirun with an MPI to build with: see `cargo xtask setup`")
         })?;
         let trainer = cargo::kept_trainer(Mpi::With)?;
         let mut suite = Suite::new("chaos", &trainer, Some(mpirun))?;
@@ -123,7 +122,8 @@ pub(crate) fn undisturbed(suite: &Suite) -> Checked<&Undisturbed> {
     let run = run(suite, "chaos-undisturbed").by(Launcher::Mpirun);
     let start = Instant::now();
     let is_time = || checkpoints::whole(&run.folder, None).is_ok_and(|steps| !steps.is_empty());
-    let (ended, start_up) = run.disturbed(run.command()?, is_time, |_| Ok(start.elapsed()))?;
+    let measure = |_| Ok(start.elapsed());
+    let (ended, start_up) = suite.disturbed(run.command()?, &run.name, is_time, measure)?;
     ended.expect_success()?;
     let hash = run.hash()?;
     let start_up = start_up?;

@@ -8,8 +8,6 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-use cluster::process;
-
 use crate::suite::run::{LIMIT_S, Run};
 use crate::suite::{Check, Checked, Suite, checkpoints};
 
@@ -159,9 +157,8 @@ fn in_an_evaluation(suite: &Suite) -> Checked {
 
 /// Sends a signal to the launcher, which passes it on to its ranks and waits for them.
 fn to_the_launcher(run: &Run<'_>, command: Command, signal: &str) -> Checked {
-    let send = |process| Ok(process::send_signal(process, signal)?);
-    let (ended, sent) = run.disturbed(command, || run.has_line(), send)?;
-    sent?;
+    let has_line = || run.has_line();
+    let ended = run.suite.signalled(command, &run.name, has_line, signal)?;
     ended.expect_success()?;
     ended.expect(run.stopped_early()?, "stopped_early in summary.json")?;
     resumes(run)

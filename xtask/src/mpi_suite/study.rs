@@ -3,17 +3,15 @@
 //! Out: checks. Invariant: everything goes through the command, nothing through its modules.
 
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cluster::hosts;
 use cluster::mpirun::Mpirun;
 use cluster::process;
 use serde_json::Value;
 
-use crate::suite::run::disturbed;
-use crate::suite::study::Study;
-use crate::suite::{Check, Checked, Stop, Suite, read};
+use crate::suite::study::TinyStudy;
+use crate::suite::{Check, Checked, Stop, Suite, expect, read};
 
 pub(super) const CHECKS: [Check; 2] = [
     (
@@ -31,32 +29,24 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 
 fn killed_and_resumed(suite: &Suite) -> Checked {
     suite.mpirun()?;
-    let study = Study::write(suite, "study", "machine", 2)?;
+    let study = TinyStudy::write(suite, "study", "machine", 2)?;
     let command = || study.command(Command::new(&suite.trainer));
     let num_ranks = || suite.ranks().len();
     // The first record is that of one rank; the second run has two.
     let is_time = || study.records().lines().count() == 1 && num_ranks() == 2;
-    let kill = |process| Ok(process::send_signal(process, "KILL")?);
-    let (_, sent) = disturbed(suite, command(), "study", is_time, kill)?;
-    sent?;
-    let start = Instant::now();
-    while num_ranks() > 0 {
-        if start.elapsed() > END_LIMIT {
-            let text = format!("ranks of a killed study run after {END_LIMIT:?}");
-            return Err(text.into());
-        }
-        sleep(Duration::from_millis(20));
-    }
+    suite.signalled(command(), "study", is_time, "KILL")?;
+    let pause = Duration::from_millis(20);
+    let have_ended = process::wait_until(END_LIMIT, pause, || num_ranks() == 0);
+    let text = format!("ranks of a killed study run after {END_LIMIT:?}");
+    expect(have_ended, text)?;
     let before = study.records();
-    let ended = suite.finish(command(), "study")?;
-    ended.expect_success()?;
+    let ended = suite.succeed(command(), "study")?;
     ended.expect(
         study.records().starts_with(&before),
         "unchanged earlier records",
     )?;
     study.expect_each_once("machine")?;
-    let again = suite.finish(command(), "study")?;
-    again.expect_success()?;
+    let again = suite.succeed(command(), "study")?;
     again.expect_text(&["4 of 4 runs are done already"])?;
     study.expect_each_once("machine")
 }
@@ -69,14 +59,11 @@ fn on_emulated_hosts(suite: &Suite) -> Checked {
         let text = "emulated hosts need Open MPI's mpirun";
         return Err(Stop::Skipped(text.to_owned()));
     }
-    let study = Study::write(suite, "study-hosts", "hosts:1gbit", 1)?;
+    let study = TinyStudy::write(suite, "study-hosts", "hosts:1gbit", 1)?;
     let command = || study.command(Command::new(&suite.trainer));
-    let end = |process| Ok(process::send_signal(process, "TERM")?);
-    let (_, sent) = disturbed(suite, command(), "study-hosts", hosts::are_there, end)?;
-    sent?;
+    suite.signalled(command(), "study-hosts", hosts::are_there, "TERM")?;
     // A study that was killed while it made hosts leaves them to the next.
-    let ended = suite.finish(command(), "study-hosts")?;
-    ended.expect_success()?;
+    let ended = suite.succeed(command(), "study-hosts")?;
     ended.expect(!hosts::are_there(), "no host left")?;
     study.expect_each_once("1gbit")?;
     compared_on_hosts(suite)
@@ -90,8 +77,7 @@ fn compared_on_hosts(suite: &Suite) -> Checked {
     let mut command = Command::new(&suite.trainer);
     command.args(WORDS.split_whitespace());
     command.args(["--with", "", "--output"]).arg(&folder);
-    let ended = suite.finish(command, "compare-hosts")?;
-    ended.expect_success()?;
+    let ended = suite.succeed(command, "compare-hosts")?;
     ended.expect(!hosts::are_there(), "no host left")?;
     let text = read(&folder.join("study.json"))?;
     let study: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;

@@ -6,11 +6,10 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Subcommand;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed};
 use cluster::mpirun;
 use cluster::options::Installing;
 use cluster::process;
@@ -52,7 +51,7 @@ impl ClusterCommand {
             return Cluster::stop_in(&folder);
         };
         if let Some(reason) = lacking(*installing) {
-            return Err(Failure::Failed(reason));
+            return Err(failed!("{reason}"));
         }
         let running = folder.exists().then(|| Cluster::at(&folder)).transpose()?;
         let states = ["idle", "mix", "alloc", "comp"];
@@ -99,14 +98,14 @@ impl Cluster {
         // From here on a failure stops the daemons that have started.
         let cluster = Self::at(folder)?;
         process::run(script(&["start"], folder))?;
-        cluster.wait_until_idle().map_err(Failure::Failed)?;
+        cluster.wait_until_idle()?;
         Ok(cluster)
     }
 
     fn at(folder: &Path) -> Outcome<Self> {
         let path = cargo::root().join(SCRIPT);
         let name = process::answer(path, &["name", &folder.to_string_lossy()]);
-        let name = name.ok_or_else(|| Failure::Failed(format!("`{SCRIPT} name` failed")))?;
+        let name = name.ok_or_else(|| failed!("`{SCRIPT} name` failed"))?;
         Ok(Cluster {
             folder: folder.to_owned(),
             slurm_conf: Path::new(name.trim()).join("slurm.conf"),
@@ -136,19 +135,10 @@ impl Cluster {
     }
 
     /// Returns the output of a short command of Slurm.
-    pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
+    pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> Outcome<String> {
         let mut command = self.command("timeout");
-        command
-            .args(["--kill-after=5", "60", program])
-            .args(arguments);
-        command.stdin(std::process::Stdio::null());
-        let output = command.output().map_err(|error| error.to_string())?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let text = String::from_utf8_lossy(&output.stderr);
-        let line = process::shown(&command);
-        Err(format!("`{line}` failed ({}): {text}", output.status))
+        command.args(["--kill-after=5", "60", program]);
+        process::ask_for(command.args(arguments))
     }
 
     /// Sets the time between SIGTERM and SIGKILL, and so how soon a step ends with a killed task.
@@ -157,17 +147,15 @@ impl Cluster {
     }
 
     /// Waits until no job is left and both nodes are free.
-    pub(crate) fn wait_until_idle(&self) -> Result<(), String> {
-        let start = Instant::now();
-        while !self.has_nodes(&["idle"]) {
-            if start.elapsed() > START_LIMIT {
-                let states = self.ask("sinfo", &["-N", "-l"]);
-                let text = "cluster: expected both nodes idle within";
-                return Err(format!("{text} {START_LIMIT:?}, got\n{states:?}"));
-            }
-            sleep(Duration::from_millis(200));
+    pub(crate) fn wait_until_idle(&self) -> Outcome {
+        let pause = Duration::from_millis(200);
+        if process::wait_until(START_LIMIT, pause, || self.has_nodes(&["idle"])) {
+            return Ok(());
         }
-        Ok(())
+        let states = self.ask("sinfo", &["-N", "-l"]);
+        Err(failed!(
+            "cluster: expected both nodes idle within {START_LIMIT:?}, got\n{states:?}"
+        ))
     }
 
     /// Returns true if every node is in one of these states.

@@ -61,7 +61,7 @@ fn separate_worlds_are_refused(suite: &Suite) -> Checked {
         words.push(suite.trainer.display().to_string());
         words.extend(run.words.clone());
         let command = suite.srun("none", 2, Path::new("env"), &words)?;
-        let ended = suite.finish_within(120, command, name)?;
+        let ended = suite.finish(command, name)?;
         ended.expect_failure()?;
         ended.expect_text(parts)?;
         ended.expect(!run.has_line(), "no training")?;
@@ -78,7 +78,7 @@ fn doctor_is_right(suite: &Suite) -> Checked {
         let words = ["doctor", "--threads", "1", "--output-dir"].map(str::to_owned);
         let words = [&words[..], &[output.display().to_string()]].concat();
         let command = suite.srun(mpi, 2, &suite.trainer, &words)?;
-        let ended = suite.finish_within(120, command, &format!("doctor-{mpi}"))?;
+        let ended = suite.finish(command, &format!("doctor-{mpi}"))?;
         ended.expect_code(code)?;
         ended.expect_text(&[part, "world", "data set"])?;
         ended.expect(!output.exists(), "no output directory")?;
@@ -93,7 +93,8 @@ fn second_job_is_refused(suite: &Suite) -> Checked {
     let run = long("in-use").with("--resume");
     let start_second = |_| suite.finish(run.command()?, "in-use-second");
     // One rank on each node leaves room for another job of the same kind.
-    let (first, second) = run.disturbed(run.command()?, || run.has_line(), start_second)?;
+    let has_line = || run.has_line();
+    let (first, second) = suite.disturbed(run.command()?, &run.name, has_line, start_second)?;
     let second = second?;
     first.expect_success()?;
     run.expect_hash(&expected)?;

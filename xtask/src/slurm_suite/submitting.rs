@@ -4,12 +4,9 @@
 
 use std::fs;
 
-use cluster::process;
-
 use super::job::BatchJob;
 use super::{quick, slurm, undisturbed};
-use crate::suite::run::disturbed;
-use crate::suite::study::Study;
+use crate::suite::study::TinyStudy;
 use crate::suite::{Check, Checked, Ended, Suite};
 
 pub(super) const CHECKS: [Check; 3] = [
@@ -40,8 +37,7 @@ const SUBMIT: [&str; 6] = [
 /// Runs `trainer slurm`, which must succeed.
 fn succeeds(suite: &Suite, words: &[&str], passed_on: &[String]) -> Checked<Ended> {
     let name = format!("slurm-{}", words[0]);
-    let ended = suite.finish_within(200, slurm(suite, words, passed_on)?, &name)?;
-    ended.expect_success()?;
+    let ended = suite.succeed(slurm(suite, words, passed_on)?, &name)?;
     Ok(ended)
 }
 
@@ -52,8 +48,7 @@ fn watched(suite: &Suite) -> Checked {
     let watch = |flag: &str| -> Checked<Ended> {
         let mut command = suite.cluster()?.command(&suite.trainer);
         command.args(["watch", &job.id, flag]);
-        let ended = suite.finish(command, "watch")?;
-        ended.expect_success()?;
+        let ended = suite.succeed(command, "watch")?;
         Ok(ended)
     };
     let has_row = |page: &str, row: [&str; 2]| {
@@ -91,7 +86,7 @@ fn submitted_and_cancelled(suite: &Suite) -> Checked {
 
 /// Kills a study while its jobs are in the queue.
 fn study_killed_and_resumed(suite: &Suite) -> Checked {
-    let study = Study::write(suite, "study", "slurm", 1)?;
+    let study = TinyStudy::write(suite, "study", "slurm", 1)?;
     let cluster = suite.cluster()?;
     let command = || study.command(cluster.command(&suite.trainer));
     let journal = || {
@@ -102,12 +97,9 @@ fn study_killed_and_resumed(suite: &Suite) -> Checked {
         [1, 2].map(job)
     };
     let has_both = || journal().iter().all(|job| !job.is_empty());
-    let kill = |process| Ok(process::send_signal(process, "KILL")?);
-    let (_, sent) = disturbed(suite, command(), "study", has_both, kill)?;
-    sent?;
+    suite.signalled(command(), "study", has_both, "KILL")?;
     let before = journal();
-    let ended = suite.finish(command(), "study")?;
-    ended.expect_success()?;
+    let ended = suite.succeed(command(), "study")?;
     ended.expect(journal() == before, "no further job")?;
     study.expect_each_once("slurm")?;
     Ok(cluster.wait_until_idle()?)

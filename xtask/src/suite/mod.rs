@@ -13,11 +13,10 @@ pub(crate) mod tasks;
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cluster::failure::{Failure, Outcome};
-use cluster::process::{self, Finished, Running};
+use cluster::failure::{Failure, Outcome, failed};
+use cluster::process::{Finished, Running};
 
 use crate::at;
 pub(crate) use start::Suite;
@@ -68,11 +67,11 @@ pub(crate) fn run<'c>(
         suite.stop_cluster()?;
         return fs::remove_dir_all(&suite.folder).map_err(at(&suite.folder));
     }
-    Err(Failure::Failed(format!(
+    Err(failed!(
         "{}; output in {}",
         failed.join("; "),
         suite.folder.display()
-    )))
+    ))
 }
 
 fn holds(suite: &Suite, claim: &str, check: fn(&Suite) -> Checked) -> bool {
@@ -107,13 +106,6 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Runs a command for at most `limit_s` seconds.
-    pub(crate) fn run(command: Command, log: &Path, limit_s: u64) -> Checked<Self> {
-        let line = process::shown(&command);
-        let running = Running::start(command, log)?;
-        Self::finish(line, running, Duration::from_secs(limit_s))
-    }
-
     /// Waits for the end of a command; `limit` counts from its start.
     pub(crate) fn finish(line: String, running: Running<'_>, limit: Duration) -> Checked<Self> {
         let finished = running.finish(limit)?;

@@ -6,7 +6,6 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use cluster::json;
@@ -74,6 +73,46 @@ impl Suite {
             folder: PathBuf::new(),
         };
         run.into(folder)
+    }
+}
+
+impl Suite {
+    /// Starts a command, disturbs its process at a time, and waits for the end in any case, as a
+    /// process that stays would disturb later checks.
+    pub(crate) fn disturbed<T>(
+        &self,
+        command: Command,
+        name: &str,
+        is_time: impl Fn() -> bool,
+        disturb: impl FnOnce(u32) -> Checked<T>,
+    ) -> Checked<(Ended, Checked<T>)> {
+        let line = process::shown(&command);
+        let log = self.log(name);
+        let limit = Duration::from_secs(LIMIT_S);
+        let mut running = Running::start(command, &log)?;
+        let mut is_now = false;
+        process::wait_until(limit, Duration::from_millis(5), || {
+            is_now = is_time();
+            is_now || running.has_ended()
+        });
+        let disturbance = match is_now {
+            true => disturb(running.id()),
+            false => Err(format!("{name}: no time for the disturbance before the end").into()),
+        };
+        Ok((Ended::finish(line, running, limit)?, disturbance))
+    }
+
+    /// Starts a command, sends a signal to its process at a time, and waits for the end.
+    pub(crate) fn signalled(
+        &self,
+        command: Command,
+        name: &str,
+        is_time: impl Fn() -> bool,
+        signal: &str,
+    ) -> Checked<Ended> {
+        let send = |process| Ok(process::send_signal(process, signal)?);
+        let (ended, sent) = self.disturbed(command, name, is_time, send)?;
+        sent.map(|()| ended)
     }
 }
 
@@ -177,23 +216,14 @@ impl Run<'_> {
             Ok(start)
         };
         let (ended, elapsed) = again_if_mpi_crashed(|| {
-            let (ended, sent) = self.disturbed(self.command()?, &is_time, send)?;
+            let command = self.command()?;
+            let (ended, sent) = self.suite.disturbed(command, &self.name, &is_time, send)?;
             Ok((ended, sent.map(|start| start.elapsed())))
         })?;
         if let Err(Stop::Failed(text)) = &elapsed {
             ended.expect(false, &format!("a run that accepts signals ({text})"))?;
         }
         Ok((ended, elapsed?))
-    }
-
-    /// Starts a command that trains into this run's folder, and disturbs it at a time.
-    pub(crate) fn disturbed<T>(
-        &self,
-        command: Command,
-        is_time: impl Fn() -> bool,
-        disturb: impl FnOnce(u32) -> Checked<T>,
-    ) -> Checked<(Ended, Checked<T>)> {
-        disturbed(self.suite, command, &self.name, is_time, disturb)
     }
 
     /// Returns the process of a rank that trains into this run's folder.
@@ -256,33 +286,6 @@ fn again_if_mpi_crashed<T>(start: impl Fn() -> Checked<(Ended, T)>) -> Checked<(
     }
     println!("        MPI crashed in its own start; starting again");
     start()
-}
-
-/// Starts a command, disturbs its process at a time, and waits for the end in any case, as a
-/// process that stays would disturb later checks.
-pub(crate) fn disturbed<T>(
-    suite: &Suite,
-    command: Command,
-    name: &str,
-    is_time: impl Fn() -> bool,
-    disturb: impl FnOnce(u32) -> Checked<T>,
-) -> Checked<(Ended, Checked<T>)> {
-    let line = process::shown(&command);
-    let log = suite.log(name);
-    let mut running = Running::start(command, &log)?;
-    let start = Instant::now();
-    let disturbance = loop {
-        if is_time() {
-            break disturb(running.id());
-        }
-        if running.has_ended() || start.elapsed().as_secs() > LIMIT_S {
-            let text = format!("{name}: no time for the disturbance before the end");
-            break Err(text.into());
-        }
-        sleep(Duration::from_millis(5));
-    };
-    let ended = Ended::finish(line, running, Duration::from_secs(LIMIT_S))?;
-    Ok((ended, disturbance))
 }
 
 /// Appends flags and removes earlier ones of the same names.

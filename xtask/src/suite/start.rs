@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use cluster::cores;
 use cluster::failure::Outcome;
 use cluster::mpirun::{self, Mpirun, Placement};
+use cluster::process::{self, Running};
 
 use super::run::LIMIT_S;
 use super::{Checked, Ended, Stop};
@@ -129,17 +131,17 @@ impl Suite {
 
     /// Runs a command with the log `NAME.log`.
     pub(crate) fn finish(&self, command: Command, name: &str) -> Checked<Ended> {
-        self.finish_within(LIMIT_S, command, name)
+        let log = self.log(name);
+        let line = process::shown(&command);
+        let running = Running::start(command, &log)?;
+        Ended::finish(line, running, Duration::from_secs(LIMIT_S))
     }
 
-    /// As [`finish`](Self::finish), for a command that must end earlier.
-    pub(crate) fn finish_within(
-        &self,
-        limit_s: u64,
-        command: Command,
-        name: &str,
-    ) -> Checked<Ended> {
-        Ended::run(command, &self.log(name), limit_s)
+    /// As [`finish`](Self::finish), for a command that must succeed.
+    pub(crate) fn succeed(&self, command: Command, name: &str) -> Checked<Ended> {
+        let ended = self.finish(command, name)?;
+        ended.expect_success()?;
+        Ok(ended)
     }
 
     /// Returns the command of a shell line on ranks under mpirun.

@@ -14,13 +14,13 @@ use super::{Checked, Suite, expect};
 use crate::at;
 
 /// A study of two cells, with one and with two ranks.
-pub(crate) struct Study {
+pub(crate) struct TinyStudy {
     file: PathBuf,
     pub(crate) folder: PathBuf,
     repetitions: u64,
 }
 
-impl Study {
+impl TinyStudy {
     /// Writes the study's file; removes the output of an earlier attempt.
     pub(crate) fn write(
         suite: &Suite,
@@ -50,7 +50,7 @@ impl Study {
         fs::write(&file, text).map_err(at(&file))?;
         let folder = suite.folder.join(name);
         let _ = fs::remove_dir_all(&folder);
-        Ok(Study {
+        Ok(TinyStudy {
             file,
             folder,
             repetitions,

@@ -34,7 +34,7 @@ fn tasks_resume(suite: &Suite) -> Checked {
         run.expect_hash(&expected)?;
         let words = ["predict", "absent.png", "--checkpoint", "absent"].map(str::to_owned);
         let refused = suite.on_ranks(Launcher::Mpirun, 1, &run.program, &words)?;
-        let refused = suite.finish_within(60, refused, &format!("{task}-predict"))?;
+        let refused = suite.finish(refused, &format!("{task}-predict"))?;
         refused.expect_failure()?;
         refused.expect_text(&["predict: expected a program of image classifiers"])?;
     }

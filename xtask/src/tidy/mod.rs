@@ -16,13 +16,13 @@ use std::path::Path;
 
 use crate::cargo;
 use clap::Args;
-use cluster::failure::{Failure, Outcome};
+use cluster::failure::{Outcome, failed, usage};
 use cluster::process;
 use text::File;
 
 const DETAILS: &str = "\
 Checks headers, length of files and functions, names, imports between crates, and the places where
-printing, environment variables and unsafe may stand. Links in pages lead to files in git and to
+environment variables and unsafe may stand. Links in pages lead to files in git and to
 existing headings; every page of docs/ is a chapter of docs/SUMMARY.md. Prose follows \"Language\" in
 CONTRIBUTING.md, and the routes in ARCHITECTURE.md lead to functions.
 
@@ -83,9 +83,9 @@ pub(crate) fn run(places: &[String]) -> Outcome {
     let files = files();
     let has_no_file = |place: &&String| !files.iter().any(|file| is_in(&file.path, place));
     if let Some(unknown) = places.iter().find(has_no_file) {
-        return Err(Failure::Usage(format!(
+        return Err(usage!(
             "tidy: no file of the repository below {unknown}. Give a path from its root."
-        )));
+        ));
     }
     for file in &files {
         if let Some(reason) = shape::reason_for_length(file) {
@@ -97,11 +97,11 @@ pub(crate) fn run(places: &[String]) -> Outcome {
         println!("tidy: {} files", files.len());
         return Ok(());
     }
-    Err(Failure::Failed(format!(
+    Err(failed!(
         "{} rules broken:\n{}",
         findings.len(),
         findings.join("\n")
-    )))
+    ))
 }
 
 fn is_in(path: &str, place: &str) -> bool {
