@@ -1,7 +1,7 @@
 //! Training speed of N ranks: the real all-reduce algorithms in virtual time.
 //!
-//! In: a model of a network, the step of one rank without communication. Out: seconds per step,
-//! images per second, efficiency.
+//! In: a model of a network, the step of one rank without communication; measured runs. Out:
+//! seconds per step, images per second, efficiency; tables of predictions and measurements.
 //! Invariant: the time of a reduction depends only on the messages of the real algorithm.
 //! Source: Hockney 1994, The communication challenge for MPP (latency and bandwidth); Thakur,
 //! Rabenseifner & Gropp 2005 (one message at a time in each direction); Li et al. 2020, PyTorch
@@ -10,24 +10,30 @@
 use distributed::CollectiveError;
 
 pub use self::fit::fit;
+pub use self::measured::{Measured, read as read_measured};
 pub use self::network::{Link, NetworkError, NetworkModel, Node};
 pub use self::predict::{Prediction, Predictor, Synchronisation, predict};
 pub use self::profile::StepProfile;
+pub use self::profile_file::{read_profile, step_of, work_of};
 pub use self::published::published_answers;
 pub use self::scenario::{Scaling, Scenario, karp_flatt, predict_scenarios};
 pub use self::servers::ServerPlacement;
 pub use self::sums::reduction_seconds;
+pub use self::tables::{forecast_lines, measured_lines, published_lines};
 
 mod fit;
+mod measured;
 mod network;
 mod predict;
 mod profile;
+mod profile_file;
 mod published;
 mod record;
 mod scenario;
 mod schedule;
 mod servers;
 mod sums;
+mod tables;
 
 /// Reason why a simulation is impossible.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -5,6 +5,7 @@
 //! Invariant: an output that cannot be written is rejected before the measurement.
 
 use anyhow::Result;
+use simulate::forecast_lines;
 
 use super::output;
 use crate::config::cli::BenchArgs;
@@ -13,7 +14,7 @@ use crate::measure::report::lines;
 use crate::run::identity;
 use crate::task::Task;
 use crate::tools::bench::{Measurement, measure};
-use crate::tools::predict_scaling::{forecast, forecast_lines};
+use crate::tools::predict_scaling::forecast;
 use crate::world::ranks::World;
 
 /// Measures training steps. Collective: all ranks.
@@ -42,14 +43,14 @@ pub fn bench<T: Task>(args: &BenchArgs, world: &World) -> Result<()> {
         ));
     }
     if let Some(simulation) = config.simulation.as_ref().filter(|_| world.is_root()) {
-        let forecast = forecast(
+        let (file, left_out) = forecast(
             std::slice::from_ref(profile),
             &simulation.network,
             &[config.sync_config()],
             &simulation.ranks,
             ScalingKind::Weak,
         )?;
-        world.reporter.notes(&forecast_lines(&forecast));
+        world.reporter.notes(&forecast_lines(&file, &left_out));
     }
     if args.json {
         world.reporter.json(result)?;

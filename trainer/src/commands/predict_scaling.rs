@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use records::{PredictionFile, ProfileFile, PublishedFigure};
 use serde::Serialize;
+use simulate::{
+    Measured, forecast_lines, measured_lines, published_lines, read_measured, read_profile, work_of,
+};
 
 use super::bench::print;
 use crate::config::cli::PredictScalingArgs;
 use crate::config::{BenchConfig, Family, NamedNetwork, ProfileSource, ScalingConfig, ScalingKind};
 use crate::task::Task;
 use crate::tools::bench::measure;
-use crate::tools::predict_scaling::{
-    Measured, forecast, forecast_lines, measured_lines, published_lines, read_measured,
-    read_profile, work_of,
-};
+use crate::tools::predict_scaling::forecast;
 use crate::world::ranks::World;
 
 /// Divisor of the batch in the second step, which strong scaling needs.
@@ -85,22 +85,22 @@ fn predict<T: Task>(
     let profiles = profiles::<T>(config, world)?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
-        let mut forecast = forecast(
+        let (mut file, left_out) = forecast(
             &profiles,
             network,
             &config.methods,
             &config.ranks,
             config.scaling,
         )?;
-        forecast.file.published = published.to_vec();
-        world.reporter.notes(&forecast_lines(&forecast));
+        file.published = published.to_vec();
+        world.reporter.notes(&forecast_lines(&file, &left_out));
         if let Some(path) = path {
-            records::file::replace_json(&path, &forecast.file)?;
+            records::file::replace_json(&path, &file)?;
             world
                 .reporter
                 .note(&format!("predictions written to {}", path.display()));
         }
-        files.push(forecast.file);
+        files.push(file);
     }
     Ok(files)
 }

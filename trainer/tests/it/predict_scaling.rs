@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use records::{BenchResult, PredictionFile};
-use trainer::tools::predict_scaling::read_profile;
+use simulate::read_profile;
 
 const BRIEF: &str = "--batch-size-per-rank 4 --steps 3 --warmup-steps 1 --threads 1";
 

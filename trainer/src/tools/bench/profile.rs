@@ -5,12 +5,12 @@
 
 use distributed::replica::ParameterLayout;
 use records::{BenchResult, PROFILE_SCHEMA, ParameterRecord, ProfileFile, is_of_rank};
+use simulate::step_of;
 
 use crate::config::BenchConfig;
 use crate::measure::gather::RankTimes;
 use crate::measure::manifest::cpu_model;
 use crate::step::sync_plan::bucket_cap_bytes;
-use crate::tools::predict_scaling::step_of;
 
 /// Ratio of the standard deviation of normal numbers to the mean difference of two of them.
 ///

@@ -3,13 +3,17 @@
 //! In: forecasts, measured groups, published figures. Out: lines. Invariant: each line of a
 //! prediction is marked as a prediction.
 
-use super::forecast::{Forecast, compute_s};
-use super::measured::Measured;
-use records::{PublishedFigure, bytes};
+use records::{PredictionFile, PublishedFigure, bytes};
 
-/// Returns one line for each method and number of ranks.
-pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
-    let file = &forecast.file;
+use crate::Measured;
+
+/// Returns one line for each method and number of ranks, then one for each omitted prediction.
+pub fn forecast_lines(file: &PredictionFile, left_out: &[String]) -> Vec<String> {
+    let profile = &file.profile;
+    let compute_s = profile.forward_s
+        + profile.backward_s
+        + profile.optimizer_s
+        + (profile.input_s + profile.other_s);
     let ranks_per_node = file.network.ranks_per_node.unwrap_or(1);
     let known = |number: Option<f64>| number.unwrap_or(f64::NAN);
     let mut lines = vec![
@@ -23,7 +27,7 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
             file.model,
             file.dtype,
             file.batch_size_per_rank,
-            compute_s(&file.profile) * 1e3,
+            compute_s * 1e3,
         ),
         format!(
             "predicted {:<26} {:>5} {:>6} {:>10} {:>10} {:>10} {:>11} {:>8} {:>6}  {}",
@@ -63,12 +67,7 @@ pub fn forecast_lines(forecast: &Forecast) -> Vec<String> {
             100.0 * known(record.efficiency),
         ));
     }
-    lines.extend(
-        forecast
-            .left_out
-            .iter()
-            .map(|why| format!("not predicted: {why}")),
-    );
+    lines.extend(left_out.iter().map(|why| format!("not predicted: {why}")));
     lines
 }
 

@@ -1,8 +1,10 @@
-//! Predictions, and their file.
+//! Predictions for more ranks from the measured step of one rank: `trainer predict-scaling`.
 //!
-//! In: a measured step, a network, methods, numbers of ranks. Out: [`Forecast`].
+//! In: a measured step, a network, methods, numbers of ranks. Out: [`PredictionFile`].
 //! Invariant: the same step, network and method give the same numbers, except for the measured time
-//! of encoding.
+//! of encoding. Predictions are marked as predictions, published figures with their source.
+//! Source: Li et al. 2020, PyTorch Distributed (2006.15704), section 5; Karp & Flatt 1990,
+//! Measuring parallel processor performance.
 //!
 //! The cost of compression is measured with the real compressor on one rank. The rank encodes and
 //! decodes only its own part. Decoding the top-k parts of other ranks is not included.
@@ -16,10 +18,10 @@ use records::{
     NetworkFacts, PREDICTION_SCHEMA, PredictionFile, PredictionRecord, ProfileFacts, ProfileFile,
 };
 use simulate::{
-    Scaling, Scenario, ServerPlacement, StepProfile, Synchronisation, predict_scenarios,
+    Scaling, Scenario, ServerPlacement, StepProfile, Synchronisation, predict_scenarios, step_of,
+    work_of,
 };
 
-use super::profile_file::{step_of, work_of};
 use crate::config::{
     NamedNetwork, NetworkSource, PlacementKind, ScalingKind, SyncConfig, SyncMethod,
     scaling_method_name,
@@ -29,15 +31,8 @@ use crate::step::sync_plan::{bucket_cap_bytes, consistency};
 /// Number of measurements of a compressor. The fastest counts.
 const NUM_ENCODINGS: usize = 5;
 
-/// Predictions for one network, and omitted predictions.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Forecast {
-    pub file: PredictionFile,
-    /// Omitted predictions, each with its reason.
-    pub left_out: Vec<String>,
-}
-
-/// Predicts for one network. `profiles` has one step, or two for strong scaling.
+/// Predicts for one network. `profiles` has one step, or two for strong scaling. Also returns the
+/// omitted predictions, each with its reason.
 ///
 /// # Errors
 /// If a time of a profile or of the network is negative or not finite, or a method cannot be
@@ -48,7 +43,7 @@ pub fn forecast(
     methods: &[SyncConfig],
     ranks: &[usize],
     scaling: ScalingKind,
-) -> Result<Forecast> {
+) -> Result<(PredictionFile, Vec<String>)> {
     let profile = &profiles[0];
     let step = step_of(profile);
     let second = profiles.get(1).map(step_of);
@@ -85,10 +80,7 @@ pub fn forecast(
         record.scaling = scaling.to_string();
         name(record, &sync.method);
     }
-    Ok(Forecast {
-        file: file(profile, network, records),
-        left_out,
-    })
+    Ok((file(profile, network, records), left_out))
 }
 
 /// Returns the method in the form of the simulation.
@@ -206,22 +198,47 @@ fn file(
     }
 }
 
-/// Returns the computing time of the predicted step.
-pub(super) fn compute_s(profile: &ProfileFacts) -> f64 {
-    profile.forward_s
-        + profile.backward_s
-        + profile.optimizer_s
-        + (profile.input_s + profile.other_s)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::profile_file::tests::profile;
     use super::*;
     use crate::config::cli::PredictScalingArgs;
     use crate::config::{Family, ScalingConfig};
+    use records::{BucketRecord, PROFILE_SCHEMA, ParameterRecord};
 
-    fn predicted(args: PredictScalingArgs) -> Forecast {
+    /// Returns a step of 100 ms with 32 samples.
+    ///
+    /// Its backward pass takes 60 ms through two layers of 64 KiB and one of 4 KiB.
+    fn profile() -> ProfileFile {
+        let parameter = |name: &str, shape: &[usize], ready_s| ParameterRecord {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            ready_s,
+        };
+        ProfileFile {
+            schema: PROFILE_SCHEMA.to_owned(),
+            model: "resnet20".to_owned(),
+            dtype: "f32".to_owned(),
+            threads: 1,
+            batch_size_per_rank: 32,
+            step_s: 0.1,
+            forward_s: 0.03,
+            backward_s: 0.06,
+            optimizer_s: 0.005,
+            other_s: 0.005,
+            buckets: vec![BucketRecord {
+                ready_s: 0.05,
+                bytes: 135_168,
+            }],
+            parameters: vec![
+                parameter("first.conv.weight", &[128, 128], 0.05),
+                parameter("second.conv.weight", &[128, 128], 0.03),
+                parameter("fc.weight", &[32, 32], 0.01),
+            ],
+            ..ProfileFile::default()
+        }
+    }
+
+    fn predicted(args: PredictScalingArgs) -> (PredictionFile, Vec<String>) {
         let args = PredictScalingArgs {
             profile: Some(vec!["step.json".into()]),
             ..args
@@ -256,7 +273,7 @@ mod tests {
             methods: None,
             ..with(&[], &[1, 2, 8], ScalingKind::Weak)
         };
-        let Forecast { file, left_out } = predicted(args);
+        let (file, left_out) = predicted(args);
         assert_eq!((file.predictions.len(), left_out.len()), (27, 0));
         let read: PredictionFile =
             serde_json::from_str(&serde_json::to_string(&file).unwrap()).unwrap();
@@ -283,7 +300,7 @@ mod tests {
 
     #[test]
     fn strong_scaling_keeps_the_global_batch_and_leaves_out_what_does_not_divide_it() {
-        let Forecast { file, left_out } = predicted(with(
+        let (file, left_out) = predicted(with(
             &["allreduce:ring"],
             &[1, 2, 3, 32],
             ScalingKind::Strong,
@@ -305,10 +322,7 @@ mod tests {
             speedup < 1.0 / (0.1 + 0.9 / 2.0) + 1e-9 && speedup > 1.6,
             "{speedup}"
         );
-        let servers = predicted(with(&["parameter-server:4"], &[2], ScalingKind::Weak));
-        assert_eq!(
-            (servers.file.predictions.len(), servers.left_out.len()),
-            (0, 1)
-        );
+        let (file, left_out) = predicted(with(&["parameter-server:4"], &[2], ScalingKind::Weak));
+        assert_eq!((file.predictions.len(), left_out.len()), (0, 1));
     }
 }

@@ -11,7 +11,8 @@ use anyhow::{Context, Result, ensure};
 use records::{AttemptRecord, Measurement, PredictionFile, Study, WORK, count_all_passes, median};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use simulate::karp_flatt;
+
+use crate::karp_flatt;
 
 /// Settings that differ within a group, or that describe only the launch.
 ///

@@ -7,7 +7,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use records::{PROFILE_SCHEMA, ProfileFile};
-use simulate::StepProfile;
+
+use crate::StepProfile;
 
 /// Largest size of a rank's gradients.
 const MOST_BYTES: u128 = 1 << 40;
@@ -117,14 +118,14 @@ pub fn step_of(file: &ProfileFile) -> StepProfile {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
     use records::{BucketRecord, ParameterRecord};
 
     /// Returns a step of 100 ms with 32 samples.
     ///
     /// Its backward pass takes 60 ms through two layers of 64 KiB and one of 4 KiB.
-    pub(in crate::tools::predict_scaling) fn profile() -> ProfileFile {
+    fn profile() -> ProfileFile {
         let parameter = |name: &str, shape: &[usize], ready_s| ParameterRecord {
             name: name.to_owned(),
             shape: shape.to_vec(),
