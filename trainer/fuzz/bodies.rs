@@ -26,7 +26,8 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use trainer::config::TrainConfig;
 use trainer::run::{checkpoint, step_hashes};
-use trainer::tools::verify_run::{self, Recording};
+use trainer::tools::check::Verdict;
+use trainer::tools::verify_run::{Recording, compare};
 
 /// The name of a target's corpus folder, and the function that runs an input.
 pub type Target = (&'static str, fn(&[u8]));
@@ -289,13 +290,9 @@ pub fn records(bytes: &[u8]) {
                 hashes: run.hashes.iter().rev().cloned().collect(),
                 ..Recording::default()
             };
-            assert!(
-                verify_run::compare(&run, &run, usize::MAX)
-                    .difference
-                    .is_none()
-            );
-            let comparison = verify_run::compare(&run, &repetition, usize::MAX);
-            comparison.checked(run.hashes.len());
+            let same = compare(&run, &run, run.hashes.len());
+            assert_eq!(same.verdict, Verdict::Ok);
+            compare(&run, &repetition, usize::MAX);
         }
     }
 }

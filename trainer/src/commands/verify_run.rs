@@ -21,6 +21,7 @@ use crate::run::directory::{HASHES, RUN_TOML, session_path};
 use crate::run::step_hashes;
 use crate::step::sync_plan::{averages_early, staleness};
 use crate::task::Task;
+use crate::tools::check::{Check, Verdict};
 use crate::tools::verify_run::{Recording, compare};
 use crate::world::ranks::World;
 
@@ -81,7 +82,7 @@ pub fn verify_run<T: Task>(args: &VerifyRunArgs, world: &World) -> Result<ExitCo
         args.run.display()
     ));
     train::<T>(&repetition(&config, &directory), &quiet)?;
-    let comparison = found_by_root(communicator, || {
+    let (is_different, lines): (bool, Vec<String>) = found_by_root(communicator, || {
         let mut again = Recording {
             manifest: read_json(&directory.join("manifest.json"))?,
             hashes: step_hashes::read(&directory.join(HASHES))?,
@@ -100,15 +101,17 @@ pub fn verify_run<T: Task>(args: &VerifyRunArgs, world: &World) -> Result<ExitCo
         } else {
             config.hash()
         };
-        Ok(compare(&recording, &again, num_steps as usize))
+        let claim = "every loss and every parameter of the first steps has the run's bits";
+        let check = Check::new("repetition", claim, compare);
+        let checked = check.run(|compare| Ok(compare(&recording, &again, num_steps as usize)));
+        let is_different = checked.finding.verdict == Verdict::Fail;
+        Ok((is_different, checked.lines(ConsoleLook::of_stdout())))
     })?;
-    let checked = comparison.checked(num_steps as usize);
-    world
-        .reporter
-        .notes(&checked.lines(ConsoleLook::of_stdout()));
-    Ok(match comparison.difference {
-        Some(_) => ExitCode::from(DIFFERENT),
-        None => ExitCode::SUCCESS,
+    world.reporter.notes(&lines);
+    Ok(if is_different {
+        ExitCode::from(DIFFERENT)
+    } else {
+        ExitCode::SUCCESS
     })
 }
 

@@ -1,12 +1,12 @@
 //! Comparison of a run's first steps with their repetition, bit by bit.
 //!
-//! In: hashes and manifests of a run and of its repetition. Out: a [`RunComparison`].
+//! In: hashes and manifests of a run and of its repetition. Out: a [`Finding`].
 //! Invariant: the comparison is a function of its arguments.
 
 use records::{Manifest, StepHashes};
 use serde::{Deserialize, Serialize};
 
-use super::check::{Check, Checked, Finding};
+use super::check::Finding;
 use crate::measure::manifest::bearing_on_bits;
 
 /// Manifest of a launch, and hashes of its first steps.
@@ -18,26 +18,17 @@ pub struct Recording {
     pub hashes: Vec<StepHashes>,
 }
 
-/// Differences between a run and its repetition.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RunComparison {
-    /// First step with different hashes.
-    pub difference: Option<Difference>,
-    /// Differences between the launches, in words.
-    pub launches: Vec<String>,
-}
-
 /// A step with different hashes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Difference {
+#[derive(Debug, PartialEq)]
+struct Difference {
     /// Step number, from 0.
-    pub step: u64,
+    step: u64,
     /// Ranks whose loss before the step's update differs.
-    pub losses: Vec<usize>,
+    losses: Vec<usize>,
     /// Ranks whose parameters after the step differ.
-    pub parameters: Vec<usize>,
+    parameters: Vec<usize>,
     /// Tensors of root that differ after the step, in module order.
-    pub tensors: Vec<String>,
+    tensors: Vec<String>,
 }
 
 impl Difference {
@@ -47,14 +38,60 @@ impl Difference {
 }
 
 /// Compares the first `num_steps` steps, or fewer if a recording has fewer.
-pub fn compare(run: &Recording, repetition: &Recording, num_steps: usize) -> RunComparison {
+pub fn compare(run: &Recording, repetition: &Recording, num_steps: usize) -> Finding {
+    let launches = launches(&run.manifest, &repetition.manifest);
+    let changed: String = launches
+        .iter()
+        .map(|words| format!("; changed launch: {words}"))
+        .collect();
+    let Some(difference) = first_difference(run, repetition, num_steps) else {
+        return Finding::ok(format!(
+            "equal: {num_steps} steps repeated, every loss and every parameter has the run's bits{changed}"
+        ));
+    };
+    let mut parts = Vec::new();
+    if !difference.losses.is_empty() {
+        parts.push(format!(
+            "loss before its update on {}",
+            ranks(&difference.losses)
+        ));
+    }
+    if !difference.parameters.is_empty() {
+        parts.push(format!(
+            "parameters after it on {}",
+            ranks(&difference.parameters)
+        ));
+    }
+    if let Some((first, further)) = difference.tensors.split_first() {
+        let more = match further.len() {
+            0 => String::new(),
+            number => format!(" and {number} more"),
+        };
+        parts.push(format!("tensor {first}{more}"));
+    }
+    let remedy = match launches.is_empty() {
+        true => {
+            "the launch is the one of the manifest, which does not record the bytes of --weights"
+        }
+        false => "restore the changed launch, then repeat",
+    };
+    let step = difference.step;
+    let found = format!(
+        "different from step {step} on, of {num_steps}: {}{changed}",
+        parts.join(", ")
+    );
+    Finding::fail(found, remedy)
+}
+
+fn first_difference(
+    run: &Recording,
+    repetition: &Recording,
+    num_steps: usize,
+) -> Option<Difference> {
     let names = run.hashes.first().map_or(&[][..], |first| &first.names);
     let steps = run.hashes.iter().zip(&repetition.hashes).take(num_steps);
     let mut differences = steps.map(|(run, repetition)| difference(run, repetition, names));
-    RunComparison {
-        difference: differences.find(|difference| !difference.is_empty()),
-        launches: launches(&run.manifest, &repetition.manifest),
-    }
+    differences.find(|difference| !difference.is_empty())
 }
 
 fn difference(run: &StepHashes, repetition: &StepHashes, names: &[String]) -> Difference {
@@ -114,63 +151,6 @@ fn launches(run: &Manifest, repetition: &Manifest) -> Vec<String> {
     words.into_iter().map(|(_, words)| words).collect()
 }
 
-impl RunComparison {
-    /// Returns the comparison of the first `num_steps` steps as a check.
-    pub fn checked(&self, num_steps: usize) -> Checked {
-        let check = Check {
-            name: "repetition",
-            claim: "every loss and every parameter of the first steps has the run's bits",
-            judge: (),
-        };
-        check.run(|()| Ok(self.finding(num_steps)))
-    }
-
-    fn finding(&self, num_steps: usize) -> Finding {
-        let launches: String = self
-            .launches
-            .iter()
-            .map(|words| format!("; changed launch: {words}"))
-            .collect();
-        let Some(difference) = &self.difference else {
-            return Finding::ok(format!(
-                "equal: {num_steps} steps repeated, every loss and every parameter has the run's bits{launches}"
-            ));
-        };
-        let mut parts = Vec::new();
-        if !difference.losses.is_empty() {
-            parts.push(format!(
-                "loss before its update on {}",
-                ranks(&difference.losses)
-            ));
-        }
-        if !difference.parameters.is_empty() {
-            parts.push(format!(
-                "parameters after it on {}",
-                ranks(&difference.parameters)
-            ));
-        }
-        if let Some((first, further)) = difference.tensors.split_first() {
-            let more = match further.len() {
-                0 => String::new(),
-                number => format!(" and {number} more"),
-            };
-            parts.push(format!("tensor {first}{more}"));
-        }
-        let remedy = match self.launches.is_empty() {
-            true => {
-                "the launch is the one of the manifest, which does not record the bytes of --weights"
-            }
-            false => "restore the changed launch, then repeat",
-        };
-        let step = difference.step;
-        let found = format!(
-            "different from step {step} on, of {num_steps}: {}{launches}",
-            parts.join(", ")
-        );
-        Finding::fail(found, remedy)
-    }
-}
-
 fn ranks(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     let plural = if ranks.len() == 1 { "" } else { "s" };
@@ -180,6 +160,7 @@ fn ranks(ranks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::check::Verdict;
 
     fn recording() -> Recording {
         let hashes = (0..3).map(|step| StepHashes {
@@ -206,16 +187,14 @@ mod tests {
     fn equal_hashes_are_equal_whatever_the_launch() {
         let mut again = recording();
         again.manifest.commit = "new".to_owned();
-        let comparison = compare(&recording(), &again, 3);
-        let launches = vec!["commit was old, is new".to_owned()];
-        assert_eq!(
-            comparison,
-            RunComparison {
-                difference: None,
-                launches
-            }
+        let finding = compare(&recording(), &again, 3);
+        assert_eq!(finding.verdict, Verdict::Ok);
+        let (equal, changed) = ("equal: 3 steps", "; changed launch: commit was old, is new");
+        let found = finding.found;
+        assert!(
+            found.starts_with(equal) && found.ends_with(changed),
+            "{found}"
         );
-        assert!(comparison.finding(3).found.starts_with("equal: 3 steps"));
     }
 
     #[test]
@@ -225,10 +204,10 @@ mod tests {
         again.hashes[1].parameters.fill("other".to_owned());
         again.hashes[1].tensors[1] = "other".to_owned();
         again.hashes[2].losses.clear();
-        let found = compare(&recording(), &again, 3).finding(3).found;
+        let found = compare(&recording(), &again, 3).found;
         let expected = "different from step 1 on, of 3: loss before its update on rank 1, parameters after it on ranks 0, 1, tensor fc.bias";
         assert_eq!(found, expected);
-        assert_eq!(compare(&recording(), &again, 1).difference, None);
+        assert_eq!(first_difference(&recording(), &again, 1), None);
     }
 
     #[test]
@@ -238,9 +217,9 @@ mod tests {
             .hashes
             .iter_mut()
             .for_each(|line| line.losses.truncate(1));
-        assert_eq!(compare(&recording(), &again, 3).difference, None);
+        assert_eq!(first_difference(&recording(), &again, 3), None);
         again.hashes[2].tensors[0] = "other".to_owned();
-        let difference = compare(&recording(), &again, 3).difference.unwrap();
+        let difference = first_difference(&recording(), &again, 3).unwrap();
         assert_eq!(
             (difference.step, difference.tensors),
             (2, vec!["conv.weight".to_owned()])

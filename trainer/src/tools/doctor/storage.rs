@@ -3,12 +3,13 @@
 //! In: the directory of `--output-dir`, or the nearest existing one above it. Out: [`OutputFacts`].
 //! Invariant: the test creates no directory and leaves no file, even after an error.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::Write;
+use std::fs::{self, TryLockError};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tempfile::{Builder, NamedTempFile, TempPath};
 
 use super::machine::free_bytes;
 
@@ -32,34 +33,14 @@ pub(super) struct OutputFacts {
     pub(super) locks: Result<(), String>,
 }
 
-/// File that is removed on drop.
-#[derive(Debug)]
-pub(super) struct OwnFile(PathBuf);
-
-impl OwnFile {
-    /// Returns a file with a unique name in `directory`. The file does not exist yet.
-    fn named(directory: &Path, what: &str) -> Self {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_nanos();
-        Self(directory.join(format!(".doctor-{what}-{}-{now}", std::process::id())))
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for OwnFile {
-    fn drop(&mut self) {
-        // The file may never have been created.
-        let _ = fs::remove_file(&self.0);
-    }
+/// Creates a file that is removed on drop.
+fn create(directory: &Path, what: &str) -> io::Result<NamedTempFile> {
+    let prefix = format!(".doctor-{what}-");
+    Builder::new().prefix(&prefix).tempfile_in(directory)
 }
 
 /// Examines the directory. Other nodes look for the returned file.
-pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
+pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<NamedTempFile>) {
     let mut facts = OutputFacts {
         directory: directory.display().to_string(),
         examined: directory.display().to_string(),
@@ -79,9 +60,7 @@ pub(super) fn examine(directory: &Path) -> (OutputFacts, Option<OwnFile>) {
     facts.write_bytes_per_s =
         write(&examined).map_err(|error| format!("{}: {error}", examined.display()));
     facts.locks = lock_twice(&examined);
-    let token = OwnFile::named(&examined, "token");
-    let is_there = File::create_new(token.path()).is_ok();
-    (facts, is_there.then_some(token))
+    (facts, create(&examined, "token").ok())
 }
 
 /// Returns the directory or the nearest existing one above it, as an absolute path.
@@ -105,18 +84,17 @@ fn nearest_directory(directory: &Path) -> Result<PathBuf, String> {
 }
 
 /// Writes a file like a checkpoint, reads it back, and returns bytes/s.
-fn write(directory: &Path) -> std::io::Result<f64> {
+fn write(directory: &Path) -> io::Result<f64> {
     let bytes: Vec<u8> = (0..WRITTEN).map(|index| (index % 251) as u8).collect();
-    let partial = OwnFile::named(directory, "partial");
-    let whole = OwnFile::named(directory, "whole");
     let start = Instant::now();
-    let mut file = File::create_new(partial.path())?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
-    fs::rename(partial.path(), whole.path())?;
+    let mut partial = create(directory, "partial")?;
+    partial.write_all(&bytes)?;
+    partial.as_file().sync_all()?;
+    let whole = TempPath::try_from_path(partial.path().with_extension("whole"))?;
+    fs::rename(partial.path(), &whole)?;
     let seconds = start.elapsed().as_secs_f64();
-    if fs::read(whole.path())? != bytes {
-        return Err(std::io::Error::other(
+    if fs::read(&whole)? != bytes {
+        return Err(io::Error::other(
             "the file that was read back differs from the written one",
         ));
     }
@@ -124,17 +102,10 @@ fn write(directory: &Path) -> std::io::Result<f64> {
 }
 
 fn lock_twice(directory: &Path) -> Result<(), String> {
-    let own = OwnFile::named(directory, "lock");
-    let open = || {
-        OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(own.path())
-    };
-    let first = open().map_err(|error| error.to_string())?;
-    first.try_lock().map_err(|error| error.to_string())?;
-    let second = open().map_err(|error| error.to_string())?;
+    let first = create(directory, "lock").map_err(|error| error.to_string())?;
+    let locked = first.as_file().try_lock();
+    locked.map_err(|error| error.to_string())?;
+    let second = first.reopen().map_err(|error| error.to_string())?;
     match second.try_lock() {
         Err(TryLockError::WouldBlock) => Ok(()),
         Err(TryLockError::Error(error)) => Err(error.to_string()),
