@@ -6,53 +6,10 @@ contiguous.
 
 import contextlib
 
-import architecture
 import pytorch_imagenet
+import resnet
 import torch
 import torch.nn.functional as F
-
-
-class Block(torch.nn.Module):
-    """Two convolutions and the shortcut around them; the names are those of the weights."""
-
-    def __init__(self, block):
-        super().__init__()
-        self.conv1, self.bn1 = layer(block.first)
-        self.conv2, self.bn2 = layer(block.second)
-        self.stride, self.padding = block.stride, block.padding
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        if self.padding:
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.padding, self.padding))
-        return F.relu(y + x, inplace=True)
-
-
-class ResNet(torch.nn.Module):
-    """Logits [N, K] of images [N, C, H, W]."""
-
-    def __init__(self, depth, num_classes):
-        super().__init__()
-        self.conv1, self.bn1 = layer(architecture.STEM)
-        blocks = [Block(block) for block in architecture.blocks(depth)]
-        per_stage = len(blocks) // 3
-        self.layer1, self.layer2, self.layer3 = (
-            torch.nn.Sequential(*blocks[stage * per_stage : (stage + 1) * per_stage]) for stage in range(3)
-        )
-        self.linear = torch.nn.Linear(architecture.WIDTHS[-1], num_classes)
-
-    def forward(self, x):
-        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        x = self.layer3(self.layer2(self.layer1(x)))
-        return self.linear(x.mean((2, 3)))
-
-
-def layer(of):
-    """A convolution and its normalisation."""
-    convolution = torch.nn.Conv2d(of.c_in, of.c_out, 3, of.stride, 1, bias=False)
-    norm = torch.nn.BatchNorm2d(of.c_out, architecture.EPSILON, 1 - architecture.KEPT_STATISTICS)
-    return convolution, norm
 
 
 class Framework:
@@ -65,7 +22,7 @@ class Framework:
         mode, layout = setting.get("mode", "eager"), setting.get("layout", "channels-last")
         self.name, self.version, self.variant = "PyTorch DDP", torch.__version__, f"{mode}, {layout}"
         self.communication, self.horovod, self.is_gloo, self.is_contiguous = "none", None, False, False
-        network = pytorch_imagenet.ResNet if job.is_imagenet else ResNet
+        network = pytorch_imagenet.ResNet if job.is_imagenet else resnet.of_depth
         model = network(job.depth, job.num_classes)
         weights = {name: torch.from_numpy(array) for name, array in job.weights.items()}
         missing, unexpected = model.load_state_dict(weights, strict=False)

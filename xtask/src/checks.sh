@@ -343,7 +343,7 @@ gpu_check() {
     cuda_build
     rm -rf $folder
     mkdir -p $folder/data
-    cp lab/peers/gpu/*.{sh,py} lab/peers/{architecture,job,pytorch_eager,pytorch_imagenet}.py "$stubs" $folder
+    cp lab/peers/gpu/*.{sh,py} lab/peers/{architecture,job,resnet}.py "$stubs" $folder
     rm $folder/test_*.py
     # PyTorch's numbers for the check golden.
     cp burn-resnet/tests/golden/resnet8.safetensors $folder/data

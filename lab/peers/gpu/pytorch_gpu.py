@@ -43,10 +43,10 @@ class Training:
     """A network in training in one way."""
 
     def __init__(self, job, way, device):
-        from pytorch_eager import ResNet
+        import resnet
 
         self.way, self.device = way, device
-        model = ResNet(job.depth, job.num_classes)
+        model = resnet.of_depth(job.depth, job.num_classes)
         model.load_state_dict({name: torch.from_numpy(array) for name, array in job.weights.items()}, strict=False)
         self.model = model.to(device, memory_format=torch.channels_last).train()
         self.optimizer = torch.optim.SGD(

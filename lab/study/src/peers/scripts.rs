@@ -15,7 +15,7 @@ macro_rules! files {
     };
 }
 
-const FILES: [(&str, &str); 18] = files![
+const FILES: [(&str, &str); 19] = files![
     "accuracy.py",
     "architecture.py",
     "images.py",
@@ -32,6 +32,7 @@ const FILES: [(&str, &str); 18] = files![
     "requirements/mxnet.txt",
     "requirements/pytorch.txt",
     "requirements/tensorflow.txt",
+    "resnet.py",
     "run.py",
     "tensorflow_keras.py",
 ];
