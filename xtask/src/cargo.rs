@@ -64,6 +64,11 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
 
 fn in_workspace(command: &mut Command) {
     command.current_dir(root());
+    forget_this_package(command);
+}
+
+/// Removes the variables that describe xtask, so that cargo compiles nothing again for them.
+pub(crate) fn forget_this_package(command: &mut Command) {
     for (name, _) in env::vars_os() {
         if name.to_str().is_some_and(describes_this_package) {
             command.env_remove(name);

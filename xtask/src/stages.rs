@@ -28,7 +28,7 @@ use crate::mpi_choice::{self, MpiChoice};
 use crate::setup::{self, Found};
 use crate::suite::start::Programs;
 use crate::suite::{Checked, Stop};
-use crate::{mpi_suite, report_suite, slurm_cluster, slurm_suite, tidy};
+use crate::{book, mpi_suite, report_suite, slurm_cluster, slurm_suite, tidy};
 
 struct Stage {
     name: &'static str,
@@ -50,7 +50,7 @@ enum When {
 /// Stages in order. Those in [`FIRST`] run before all others. Then those with a function, which
 /// start processes that often wait, run while those of the script compile and compute.
 #[rustfmt::skip]
-const STAGES: [Stage; 18] = [
+const STAGES: [Stage; 19] = [
     of_script("fmt", Always, "rustfmt"),
     stage("tidy", Always, "rules of this workspace", |_| Ok(tidy::run(&[])?)),
     of_script("clippy", Always, "lints"),
@@ -65,6 +65,7 @@ const STAGES: [Stage; 18] = [
     of_script("features", All, "cargo features parquet and ndarray, burn-train (also under mpirun); compiles burn again"),
     stage("cuda", Named, "CUDA build without LLVM, about 25 minutes on 2 cores; computes on a GPU if there is one", cuda),
     stage("mpi", Always, "1 to 4 ranks under mpirun", mpi),
+    stage("book", Always, "commands of the guide pages, each page in an empty folder", book),
     stage("report", Always, "page of `trainer report` in Chromium, event files in TensorBoard", report),
     stage("mpich", All, "stage mpi, built and started with MPICH in target/mpich", mpich),
     stage("slurm", All, "jobs on a Slurm cluster of two nodes on this machine; needs root or sudo", slurm),
@@ -106,7 +107,8 @@ pub(crate) struct TestArgs {
     /// Stages to run
     #[arg(long, value_name = "STAGE,…", value_delimiter = ',', value_parser = STAGES.each_ref().map(|stage| stage.name))]
     only: Vec<String>,
-    /// Text in the claims of the checks to run; for mpi, report and slurm
+    /// Text in the claims of the checks to run, or in the name of a page; for mpi, report, book and
+    /// slurm
     #[arg(long, value_name = "TEXT")]
     claim: Option<String>,
     #[command(flatten)]
@@ -129,7 +131,7 @@ fn details() -> String {
     text + "\
 * Only with --all, or named by --only; also the check of 2,000 steps in mpi. - Only if named.
 --all and --only report install a browser and TensorBoard if allowed. fmt, tidy and test run first.
-Then the suites mpi, report, mpich, slurm and chaos run one after another, while the other stages
+Then the suites mpi, book, report, mpich, slurm and chaos run one after another, while the other stages
 compile and compute.
 --mpi mpich builds and starts all stages with MPICH.
 MPICC=/nonexistent LOCKSTEP_NO_INSTALL=1 checks the workspace as on a machine without MPI."
@@ -335,6 +337,11 @@ fn report(context: &Context<'_>) -> Checked {
     let args = context.args;
     let may_install = (args.all || args.is_named("report")) && !args.installing.no_install;
     report_suite::run(&context.programs()?.trainer, context.claim(), may_install)
+}
+
+fn book(context: &Context<'_>) -> Checked {
+    let trainer = &context.programs()?.trainer;
+    book::commands::run(trainer, context.found.launcher(), context.claim())
 }
 
 fn slurm(context: &Context<'_>) -> Checked {

@@ -3,6 +3,7 @@
 //! In: the trainer's flags, the structs of its files. Out: `docs/reference/flags.md` and `keys.md`;
 //! with mdbook also `book/`. Invariant: tests compare the committed pages with those written here.
 
+pub(crate) mod commands;
 mod keys;
 
 use std::fs;
