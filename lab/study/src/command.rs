@@ -1,7 +1,7 @@
 //! `trainer study`: a matrix of runs, repeated on a quiet machine, recorded and resumed.
 //!
-//! In: a study file (lab/studies/README.md). Out: a directory with study.json, records.jsonl, the
-//! files of every run, predictions, a report.
+//! In: a study file (docs/reference/studies.md). Out: a directory with study.json, records.jsonl,
+//! the files of every run, predictions, a report.
 //! Invariant: every attempt is kept, and a finished repetition is never run again. A study that was
 //! stopped in any way can be resumed.
 
@@ -34,7 +34,7 @@ The same command resumes a stopped study. Ctrl-C ends the run in progress with a
 A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed
 tries those again, as often. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
 Networks hosts:RATE need root (`trainer hosts --help`); network slurm needs a cluster.
-lab/studies/README.md describes the keys of a study file.";
+docs/reference/studies.md describes the keys of a study file.";
 
 /// Flags of `trainer study`.
 #[derive(Debug, Clone, Args)]
