@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::augment::{Augment, ImageShift};
 use crate::batch::{HostBatch, MixedLabels, Pixels, RawPixels};
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
+use crate::distort::Distortion;
 use crate::error::DatasetError;
 use crate::mix::{Mix, Mixture};
 use crate::normalize::NormalizationTable;
@@ -25,6 +26,8 @@ pub struct ImageSamples {
     pub normalization: Normalization,
     /// Augmentation. `None` for testing.
     pub augment: Augment,
+    /// Further random changes. None for testing. No erasing for raw pixels.
+    pub distortion: Distortion,
     /// Mixing of two images. No mixing for testing or for raw pixels.
     pub mix: Mix,
     /// Height and width of the images by epoch, only for resized crops. `None` for the shape of the
@@ -55,6 +58,7 @@ impl ImageSamples {
             dataset,
             normalization,
             augment: Augment::None,
+            distortion: Distortion::default(),
             mix: Mix::default(),
             side: None,
             raw: false,
@@ -123,11 +127,12 @@ impl Samples for ImageSamples {
     }
 
     /// # Panics
-    /// If raw pixels are to be mixed, or the normalisation is for another number of channels.
+    /// If raw pixels are to be mixed or erased, or the normalisation is for another number of
+    /// channels.
     fn batch(&self, draws: &Draws<'_>) -> Result<HostBatch, DatasetError> {
         assert!(
-            !self.raw || self.mix == Mix::default(),
-            "mix: expected normalised pixels, got raw ones"
+            !self.raw || (self.mix == Mix::default() && self.distortion.erasing == 0.0),
+            "mix, erasing: expected normalised pixels, got raw ones"
         );
         Reader {
             samples: self,
@@ -250,18 +255,23 @@ impl Reader<'_> {
         self.read(draw, bytes)?;
         self.table
             .apply(bytes, self.shape, self.shift(draw), output);
+        let of_draw = (draw.seed, draw.epoch, draw.number);
+        self.samples.distortion.erase(of_draw, output, self.shape);
         Ok(())
     }
 
     /// Reads one image with its changes of pixel values.
     fn read(&self, draw: Draw, bytes: &mut [u8]) -> Result<(), DatasetError> {
+        let of_draw = (draw.seed, draw.epoch, draw.number);
         self.samples.augment.read(
-            (draw.seed, draw.epoch, draw.number),
+            of_draw,
             &*self.samples.dataset,
             self.shape,
             &self.samples.normalization,
             bytes,
-        )
+        )?;
+        self.samples.distortion.apply(of_draw, bytes, self.shape);
+        Ok(())
     }
 
     fn shift(&self, draw: Draw) -> ImageShift {

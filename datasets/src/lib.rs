@@ -34,6 +34,7 @@ pub mod batch;
 pub mod shard;
 
 pub mod augment;
+pub mod distort;
 pub mod mix;
 pub mod normalize;
 
@@ -72,6 +73,7 @@ pub use cifar::Cifar;
 pub use classes::normal_form;
 pub use dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization};
 pub use decode::{Sizing, load_image};
+pub use distort::Distortion;
 pub use encoded::{OnBadImage, ReadConfig};
 pub use error::DatasetError;
 pub use images::{ImageSamples, SideOfEpoch};

@@ -1,4 +1,4 @@
-//! Image operations of TrivialAugment and RandAugment.
+//! Image operations of TrivialAugment, RandAugment and other distortions.
 //!
 //! In: u8 `[H, W, C]`. Out: the changed image.
 //! Invariant: pixels equal those of PIL, bit for bit, for images with three channels.
@@ -22,6 +22,8 @@ pub(crate) enum Operation {
     Color(f32),
     /// Contrast factor, relative to the mean.
     Contrast(f32),
+    /// Turn of the hue, -0.5 to 0.5, as a share of a full turn. Grey images have no hue.
+    Hue(f32),
     /// Sharpness factor, relative to a smoothed image.
     Sharpness(f32),
     /// Number of bits that are kept.
@@ -88,6 +90,8 @@ impl Operation {
                     .iter_mut()
                     .for_each(|value| *value = blend(mean, *value, factor));
             }
+            Self::Hue(turn) if shape.channels == 3 => turn_hue(image, turn),
+            Self::Hue(_) => {}
             Self::Sharpness(factor) => {
                 let smooth = smoothed(image, shape);
                 image
@@ -140,6 +144,60 @@ fn luminance(pixel: &[u8]) -> u8 {
     }
 }
 
+/// Turns the hue of RGB pixels, through PIL's HSV with 8 bits a value.
+fn turn_hue(image: &mut [u8], turn: f32) {
+    let turn = (f64::from(turn) * 255.0) as i32 as u8;
+    for pixel in image.chunks_exact_mut(3) {
+        let [red, green, blue] = [pixel[0], pixel[1], pixel[2]];
+        let value = red.max(green).max(blue);
+        let range = value - red.min(green).min(blue);
+        if range == 0 {
+            continue;
+        }
+        let range = f32::from(range);
+        let below = |channel| f64::from(f32::from(value - channel) / range);
+        let (start, next, last) = if red == value {
+            (0.0, blue, green)
+        } else if green == value {
+            (2.0, red, blue)
+        } else {
+            (4.0, green, red)
+        };
+        let sixths = (start + below(next) - below(last)) as f32;
+        let turns = f64::from(sixths) / 6.0 + 1.0;
+        let hue = if turns < 1.0 { turns } else { turns - 1.0 } as f32;
+        let hue = (f64::from(hue) * 255.0) as u8;
+        let saturation = (f64::from(range / f32::from(value)) * 255.0) as u8;
+        pixel.copy_from_slice(&rgb(hue.wrapping_add(turn), saturation, value));
+    }
+}
+
+/// Converts PIL's HSV of a pixel to RGB.
+fn rgb(hue: u8, saturation: u8, value: u8) -> [u8; 3] {
+    // Places of the channels in the array at the end, for each sixth of a turn.
+    const CHANNELS: [[usize; 3]; 6] = [
+        [0, 1, 2],
+        [3, 0, 2],
+        [2, 0, 1],
+        [2, 3, 0],
+        [1, 2, 0],
+        [0, 2, 3],
+    ];
+    let sixths = f64::from(hue) * 6.0 / 255.0;
+    let sixth = sixths as u8;
+    let way = f64::from((sixths - f64::from(sixth)) as f32);
+    let saturation = f64::from((f64::from(saturation) / 255.0) as f32);
+    // Rounds to the nearest, half up.
+    let scaled = |factor: f64| (f64::from(value) * factor + 0.5) as u8;
+    let values = [
+        value,
+        scaled(1.0 - saturation * (1.0 - way)),
+        scaled(1.0 - saturation),
+        scaled(1.0 - saturation * way),
+    ];
+    CHANNELS[usize::from(sixth % 6)].map(|place| values[place])
+}
+
 /// Returns the matrix of a rotation around the image's centre.
 fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
     let radians = -degrees.rem_euclid(360.0).to_radians();
@@ -162,6 +220,11 @@ fn rotation(degrees: f64, shape: ImageShape) -> [f64; 6] {
 /// Applies an affine map to an image.
 fn affine(image: &mut [u8], shape: ImageShape, matrix: [f64; 6], reading: Reading) {
     match reading {
+        // A number of channels that the compiler knows is faster.
+        Reading::Nearest if shape.channels == 3 => {
+            let channels = 3;
+            nearest(image, ImageShape { channels, ..shape }, matrix);
+        }
         Reading::Nearest => nearest(image, shape, matrix),
         Reading::Bilinear(fill) => interpolated(image, shape, matrix, fill, linear),
         Reading::Bicubic(fill) => interpolated(image, shape, matrix, fill, cubic),
@@ -170,6 +233,7 @@ fn affine(image: &mut [u8], shape: ImageShape, matrix: [f64; 6], reading: Readin
 
 /// Reads each pixel from the nearest source pixel of `matrix`, black outside. The fixed-point
 /// numbers have 16 fractional bits.
+#[inline(always)]
 fn nearest(image: &mut [u8], shape: ImageShape, [a, b, c, d, e, f]: [f64; 6]) {
     let ImageShape {
         height,

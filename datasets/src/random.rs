@@ -28,6 +28,9 @@ pub(crate) enum Purpose {
     BalancedOrder = 11,
     Task = 12,
     TaskSample = 13,
+    ColorJitter = 14,
+    Rotation = 15,
+    Erasing = 16,
 }
 
 /// A stream of random numbers.

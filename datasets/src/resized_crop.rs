@@ -11,7 +11,7 @@ use crate::resize::CropBox;
 /// Minimum and maximum aspect ratio, width over height.
 const RATIOS: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 
-/// Number of draws before the middle of the image is used.
+/// Number of draws until one fits.
 const MAX_TRIES: usize = 10;
 
 /// Range of areas of random crops.
@@ -30,28 +30,41 @@ impl ResizedCrop {
     /// The distribution is torchvision's. The random stream is Lockstep's.
     pub fn draw(self, seed: u64, epoch: u64, index: usize, [width, height]: [u32; 2]) -> CropBox {
         let mut stream = Stream::new(seed, epoch, index as u64, Purpose::ResizedCrop);
-        let mut between = |low: f64, high: f64| low + (high - low) * f64::from(stream.unit());
-        let area = f64::from(width) * f64::from(height);
-        let mut sides = || {
-            let target = area * between(self.min_scale, self.max_scale);
-            let ratio = libm::exp(between(libm::log(RATIOS.0), libm::log(RATIOS.1)));
-            // Python's round: half is rounded to the even number.
-            let side = |square: f64| square.sqrt().round_ties_even() as u32;
-            (side(target * ratio), side(target / ratio))
-        };
-        let fits = |&(w, h): &(u32, u32)| 0 < w && w <= width && 0 < h && h <= height;
-        let Some((w, h)) = (0..MAX_TRIES).map(|_| sides()).find(fits) else {
-            return middle(width, height);
-        };
-        let top = stream.below((height - h) as usize + 1) as u32;
-        let left = stream.below((width - w) as usize + 1) as u32;
-        CropBox {
-            left,
-            top,
-            width: w,
-            height: h,
-        }
+        let size = [width, height];
+        let scales = (self.min_scale, self.max_scale);
+        random_part(&mut stream, size, size, scales, RATIOS)
+            .unwrap_or_else(|| middle(width, height))
     }
+}
+
+/// Returns a random part of an image of `size`. `largest` limits its width and height, `scales` its
+/// share of the area, `ratios` its width over its height. Returns `None` if no draw fits.
+pub(crate) fn random_part(
+    stream: &mut Stream,
+    [width, height]: [u32; 2],
+    largest: [u32; 2],
+    scales: (f64, f64),
+    ratios: (f64, f64),
+) -> Option<CropBox> {
+    let mut between = |low: f64, high: f64| low + (high - low) * f64::from(stream.unit());
+    let area = f64::from(width) * f64::from(height);
+    let mut sides = || {
+        let target = area * between(scales.0, scales.1);
+        let ratio = libm::exp(between(libm::log(ratios.0), libm::log(ratios.1)));
+        // Python's round: half is rounded to the even number.
+        let side = |square: f64| square.sqrt().round_ties_even() as u32;
+        [side(target * ratio), side(target / ratio)]
+    };
+    let fits = |sides: &[u32; 2]| (0..2).all(|at| 0 < sides[at] && sides[at] <= largest[at]);
+    let [w, h] = (0..MAX_TRIES).map(|_| sides()).find(fits)?;
+    let top = stream.below((height - h) as usize + 1) as u32;
+    let left = stream.below((width - w) as usize + 1) as u32;
+    Some(CropBox {
+        left,
+        top,
+        width: w,
+        height: h,
+    })
 }
 
 /// Returns the largest middle part with an allowed aspect ratio.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use datasets::{
-    Augment, DeviceBatch, HostBatch, ImageSamples, ImageShape, ImageShift, LoadedStep, Loader,
-    LoaderConfig, Normalization, Pixels, RawPixels, ResizedCrop, ShardConfig, ShardPlan,
+    Augment, DeviceBatch, Distortion, HostBatch, ImageSamples, ImageShape, ImageShift, LoadedStep,
+    Loader, LoaderConfig, Normalization, Pixels, RawPixels, ResizedCrop, ShardConfig, ShardPlan,
     SyntheticConfig, Upload, normalize::NormalizationTable, synthetic,
 };
 
@@ -49,6 +49,11 @@ fn steps(
     };
     let images = ImageSamples {
         augment,
+        distortion: Distortion {
+            color_jitter: [0.4, 0.4, 0.4, 0.1],
+            rotation: 15.0,
+            erasing: 0.0,
+        },
         raw,
         ..ImageSamples::new(data.train, normalization)
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use datasets::{
-    Augment, DatasetError, ImageDataset, ImageSamples, ImageShape, LoadedStep, Loader,
+    Augment, DatasetError, Distortion, ImageDataset, ImageSamples, ImageShape, LoadedStep, Loader,
     LoaderConfig, MicroBatch, Mix, Normalization, ShardConfig, ShardPlan,
 };
 
@@ -119,6 +119,11 @@ fn all_steps(images: ImageSamples, plan: ShardPlan, config: LoaderConfig) -> Vec
 fn the_images_of_an_epoch_are_the_same_on_any_number_of_shards_and_threads() {
     let mixed = ImageSamples {
         augment: Augment::Trivial { pad: 2 },
+        distortion: Distortion {
+            color_jitter: [0.4, 0.4, 0.4, 0.1],
+            rotation: 15.0,
+            erasing: 0.5,
+        },
         mix: Mix {
             mixup: Some(0.4),
             cutmix: Some(1.0),
