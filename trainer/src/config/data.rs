@@ -131,6 +131,9 @@ pub struct TrainSplitSection {
     /// `Some` with `--augment resized-crop`.
     pub crop_scale: Option<CropScale>,
     pub rand_augment: Option<f64>,
+    pub color_jitter: Option<Vec<f64>>,
+    pub rotation: Option<f64>,
+    pub random_erasing: Option<f64>,
     pub mixup: Option<f64>,
     pub cutmix: Option<f64>,
     pub drop_last: bool,
@@ -352,6 +355,17 @@ impl TrainSplitArgs {
         self.crop_scale = is_resized.then_some(self.crop_scale.unwrap_or_default());
         if !is_resized {
             self.rand_augment = None;
+        }
+        if let Some(jitter) = &self.color_jitter {
+            let is_share = |(at, share): (usize, &f64)| {
+                (0.0..=if at == 3 { 0.5 } else { f64::MAX }).contains(share)
+            };
+            let has_length = matches!(jitter.len(), 3 | 4);
+            if !has_length || !jitter.iter().enumerate().all(is_share) {
+                let expected = "brightness, contrast, saturation, each 0 or more, and optionally hue, 0 to 0.5";
+                let got: Vec<String> = jitter.iter().map(f64::to_string).collect();
+                return Err(invalid("--color-jitter", expected, got.join(",")));
+            }
         }
         self.drop_last.get_or_insert(false);
         file::section(&self)

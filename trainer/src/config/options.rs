@@ -37,7 +37,7 @@ pub(super) const OF_IMAGES: &[&str] = &[
     "dataset", "data-dir", "download", "image-size", "resolution", "eval-resize", "on-bad-image", "normalize-mean",
     "normalize-std", "shapes-test", "shapes-seed", "synthetic-test", "synthetic-classes", "limit-test", "eval-split",
     "shapes-train", "synthetic-train", "limit-train", "val-fraction", "sampler", "augment", "crop-scale", "rand-augment",
-    "mixup", "cutmix", "loss", "label-smoothing", "class-weights", "new-head", "num-classes",
+    "color-jitter", "rotation", "random-erasing", "mixup", "cutmix", "loss", "label-smoothing", "class-weights", "new-head", "num-classes",
 ];
 
 /// Options whose meaning depends on other options.
@@ -132,7 +132,7 @@ const WHOLE: [(&[&str], RangeInclusive<i64>); 6] = [
 type Fractions = (&'static [&'static str], &'static str, fn(f64) -> bool);
 
 #[rustfmt::skip]
-const FRACTIONS: [Fractions; 9] = [
+const FRACTIONS: [Fractions; 11] = [
     (&["learning-rate", "trust-coefficient", "clip-grad-norm", "clip-grad-value", "gamma"], "above 0", |x| x > 0.0),
     (&["momentum", "beta1", "beta2", "label-smoothing", "ema-decay"], "0 up to but not 1", |x| (0.0..1.0).contains(&x)),
     // A smaller value rounds to 0 in f32.
@@ -141,6 +141,8 @@ const FRACTIONS: [Fractions; 9] = [
     (&["warmup-start-factor"], "0 to 1", |x| (0.0..=1.0).contains(&x)),
     (&["val-fraction"], "above 0 and below 1", |x| x > 0.0 && x < 1.0),
     (&["rand-augment"], "0 to 10", |x| (0.0..=MAX_MAGNITUDE).contains(&x)),
+    (&["rotation"], "above 0 and at most 180 degrees", |x| x > 0.0 && x <= 180.0),
+    (&["random-erasing"], "above 0 and at most 1", |x| x > 0.0 && x <= 1.0),
     (&["mixup", "cutmix"], "above 0 and at most 100", |x| x > 0.0 && x <= 100.0),
     (&["bucket-mib"], "0.001 to 4096 MiB", |x| (0.001..=4096.0).contains(&x)),
 ];

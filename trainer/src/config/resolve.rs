@@ -96,6 +96,7 @@ impl Sections {
         let update = "--update device, the default of --device cuda";
         let input = "--input device, the default of --device cuda";
         let mixing = "images are mixed in main memory; give --input host";
+        let erasing = "rectangles are erased in main memory; give --input host";
         let clipping = "only --sync allreduce has the whole mean gradient before the update";
         #[rustfmt::skip]
         let contradictions = [
@@ -116,6 +117,7 @@ impl Sections {
              "the average is kept in main memory; give --update host"),
             (makes_images && train_split.mixup.is_some(), "--mixup", input, mixing),
             (makes_images && train_split.cutmix.is_some(), "--cutmix", input, mixing),
+            (makes_images && train_split.random_erasing.is_some(), "--random-erasing", input, erasing),
             (noise && syncs_norm && world_size > 1, "--gradient-noise", "--batch-norm sync",
              "the gradient of a rank is not that of a small batch there; measure with --batch-norm local"),
             (noise && compression.is_some(), "--gradient-noise", compress,

@@ -12,9 +12,10 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files;
 use datasets::{
-    Augment, Cifar, DatasetSplits, ImageDataset, ImageShape, Normalization, RandAugment,
-    ReadConfig, ResizedCrop, Samples, ShapesDataset, ShardConfig, ShardPlan, Sizing, Split, Splits,
-    Subset, SyntheticConfig, cifar, class_sizes, image_folder, synthetic, tar_shards,
+    Augment, Cifar, DatasetSplits, Distortion, ImageDataset, ImageShape, Normalization,
+    RandAugment, ReadConfig, ResizedCrop, Samples, ShapesDataset, ShardConfig, ShardPlan, Sizing,
+    Split, Splits, Subset, SyntheticConfig, cifar, class_sizes, image_folder, synthetic,
+    tar_shards,
 };
 use distributed::Communicator;
 use distributed::communicator::Topology;
@@ -465,6 +466,20 @@ pub fn augment(split: &TrainSplitSection) -> Augment {
             }
         }
     }
+}
+
+/// Returns the configured changes of colour, rotation and erasing for the loader.
+pub fn distortion(split: &TrainSplitSection) -> Distortion {
+    let mut distortion = Distortion {
+        rotation: split.rotation.unwrap_or_default() as f32,
+        erasing: split.random_erasing.unwrap_or_default() as f32,
+        ..Distortion::default()
+    };
+    let jitter = split.color_jitter.iter().flatten();
+    for (share, configured) in distortion.color_jitter.iter_mut().zip(jitter) {
+        *share = *configured as f32;
+    }
+    distortion
 }
 
 fn open_cifar(

@@ -360,6 +360,7 @@ fn training(config: &TrainConfig, data: DatasetSplits) -> Result<Splits<ImageSam
         .map(|resolution| SideOfEpoch(Arc::new(move |epoch| resolution.in_epoch(epoch, epochs))));
     let train = ImageSamples {
         augment: data::augment(&config.train_split),
+        distortion: data::distortion(&config.train_split),
         mix: Mix { mixup, cutmix },
         side,
         class_weights,

@@ -84,7 +84,7 @@ fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
 }
 
 /// Flag sets that together use every option of `train`.
-const VALID_FLAGS: [&str; 31] = [
+const VALID_FLAGS: [&str; 32] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -118,6 +118,7 @@ const VALID_FLAGS: [&str; 31] = [
     "--freeze conv1,layer1 --learning-rate-factors layer2=0.1,linear=10 --weights w.pth --new-head",
     "--optimizer custom --dataset custom --learning-rate 0.1",
     "--augment trivial --mixup 0.2 --cutmix 1 --clip-grad-value 0.5",
+    "--color-jitter 0.4,0.4,0.4,0.1 --rotation 15 --random-erasing 0.25",
     "--dataset image-folder --data-dir d --resolution 160 --eval-resize 224 --crop-scale 0.35:1 --rand-augment 7.5 --loader-threads 4",
     "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
     "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy --schedule constant --schedule-epochs 20",
@@ -621,6 +622,12 @@ const REFUSED: &str = "\
 --optimizer custom --weight-decay 0.1 => --weight-decay has no effect without --optimizer sgd, adamw
 --optimizer custom --sync local-sgd => --optimizer custom contradicts --sync local-sgd
 --mixup 0 => --mixup & above 0 & got 0
+--color-jitter 0.4,0.4 => --color-jitter & brightness, contrast, saturation & got 0.4,0.4
+--color-jitter 0.4,0.4,0.4,0.6 => --color-jitter & hue, 0 to 0.5 & got 0.4,0.4,0.4,0.6
+--color-jitter 0.4,nan,0.4 => --color-jitter & got 0.4,NaN,0.4
+--rotation 0 => --rotation & above 0 & got 0
+--random-erasing 1.5 => --random-erasing & at most 1 & got 1.5
+--random-erasing 0.5 --device flex --input device => --random-erasing contradicts --input device & --input host
 --reduction exact --virtual-shards 9223372036854775807 => --virtual-shards & to 65536
 --schedule multistep --epochs 9000000000000000000 --milestones 0 => --milestones & below the 9000000000000000000
 --cutmix 1 --device flex --input device => --cutmix contradicts --input device & --input host

@@ -82,11 +82,24 @@ fn neither_overlap_nor_the_size_of_buckets_nor_a_fixed_loss_scale_changes_a_bit_
 }
 
 #[test]
-fn mixed_images_and_limited_gradients_give_the_same_bits_on_any_number_of_ranks() {
-    let options = "--augment trivial --mixup 0.3 --cutmix 1 --clip-grad-value 0.01 --label-smoothing 0.1 \
-                   --reduction exact --virtual-shards 2 --epochs 1";
+fn changed_images_and_limited_gradients_give_the_same_bits_on_any_ranks_and_after_a_resume() {
+    let distortion = "--color-jitter 0.4,0.4,0.4,0.1 --rotation 15 --random-erasing 0.5";
+    let options = &format!(
+        "--augment trivial {distortion} --mixup 0.3 --cutmix 1 --clip-grad-value 0.01 \
+         --label-smoothing 0.1 --reduction exact --virtual-shards 2 --epochs 1"
+    );
     let one = hash(1, options);
-    assert_eq!(hash(2, options), one);
+    let every = "--checkpoint-every-steps 3 --keep-checkpoints 99";
+    let two = run(2, &tiny(&format!("{options} {every}")));
+    assert_eq!(two.parameter_hash(), one);
+    let resumed = two
+        .with_checkpoint_alone(3)
+        .go(1, &tiny(&format!("{options} --resume")));
+    assert_eq!(resumed.parameter_hash(), one);
+    for option in distortion.split(" --") {
+        let without = options.replace(option.trim_start_matches("--"), "seed 0");
+        assert_ne!(hash(1, &without), one, "{option}");
+    }
     assert_ne!(
         hash(1, &options.replace("--clip-grad-value 0.01", "")),
         one,

@@ -207,6 +207,18 @@ pub struct TrainSplitArgs {
     #[arg(long, value_name = "MAGNITUDE")]
     pub rand_augment: Option<f64>,
 
+    /// Random brightness, contrast, saturation and hue, such as 0.4,0.4,0.4,0.1 [default: off]
+    #[arg(long, value_delimiter = ',', value_name = "B,C,S[,H]")]
+    pub color_jitter: Option<Vec<f64>>,
+
+    /// Largest angle of a random rotation in either direction, degrees [default: off]
+    #[arg(long, value_name = "DEGREES")]
+    pub rotation: Option<f64>,
+
+    /// Probability of erasing a random rectangle of an image, above 0, at most 1 [default: off]
+    #[arg(long, value_name = "PROBABILITY")]
+    pub random_erasing: Option<f64>,
+
     /// Beta parameter of mixup, such as 0.2 [default: off]
     #[arg(long, value_name = "ALPHA")]
     pub mixup: Option<f64>,
