@@ -434,7 +434,7 @@ macro_rules! kinds {
 kinds! {
     DatasetChoice => DatasetKind { Shapes, Cifar10, Cifar100, ImageFolder, Shards, Parquet, Synthetic, Custom }
     OptimizerChoice => OptimizerKind { Sgd, Adamw, Lars, Lamb, Custom }
-    ScheduleChoice => ScheduleKind { Constant, Multistep, Cosine, OneCycle }
+    ScheduleChoice => ScheduleKind { Constant, Multistep, Cosine, OneCycle, CosineRestarts, Polynomial, Plateau }
 }
 
 /// An option that differs between two configurations.

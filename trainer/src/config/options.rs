@@ -94,9 +94,13 @@ pub(super) const DEPENDENT: &[Dependent] = &[
     dependent(&["learning-rate-factors"], &[], "--optimizer sgd, adamw, lars or lamb"),
     dependent(&["label-smoothing", "class-weights"], &["loss"], "--loss cross-entropy"),
     dependent(&["loss-scale"], &["dtype"], ""),
-    dependent(&["schedule-epochs"], &["schedule"], "--schedule cosine or one-cycle, or a --resolution that changes"),
+    dependent(&["schedule-epochs"], &["schedule"], "--schedule cosine, one-cycle or polynomial, or a --resolution that changes"),
     dependent(&["warmup-start-factor"], &[], "warmup (--warmup-epochs above 0)"),
-    dependent(&["milestones", "gamma"], &["schedule"], "--schedule multistep"),
+    dependent(&["milestones"], &["schedule"], "--schedule multistep"),
+    dependent(&["gamma"], &["schedule"], "--schedule multistep or plateau"),
+    dependent(&["restart-epochs", "restart-factor"], &["schedule"], "--schedule cosine-restarts"),
+    dependent(&["power"], &["schedule"], "--schedule polynomial"),
+    dependent(&["plateau-patience", "plateau-threshold"], &["schedule"], "--schedule plateau"),
     dependent(&["max-skipped-steps"], &["on-non-finite"], "--on-non-finite skip"),
     dependent(&["new-head"], &["weights"], "--weights"),
     dependent(&["tensorboard-every"], &[], "--tensorboard"),
@@ -114,17 +118,18 @@ const ASKS_NOTHING: [(&str, &str); 4] = [
 
 /// Options with whole numbers, and their range.
 #[rustfmt::skip]
-const WHOLE: [(&[&str], RangeInclusive<i64>); 6] = [
+const WHOLE: [(&[&str], RangeInclusive<i64>); 7] = [
     (&["shapes-test", "shapes-train", "synthetic-test", "synthetic-train"], 1..=1 << 24),
     (&["synthetic-classes", "num-classes"], 2..=MAX_CLASSES as i64),
     (&["image-size"], 8..=MAX_IMAGE_SIDE as i64),
     (&["loader-threads"], 0..=1 << 10),
     (&["threads"], 1..=1 << 10),
+    (&["plateau-patience"], 0..=i64::MAX),
     (&[
         "limit-test", "limit-train", "global-batch-size", "batch-size-per-rank", "grad-accum-steps", "servers",
         "every", "from-step", "timeout", "reference-batch-size", "epochs", "schedule-epochs", "eval-every-epochs",
         "patience", "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps",
-        "tensorboard-every", "steps",
+        "tensorboard-every", "steps", "restart-epochs", "restart-factor",
     ], 1..=i64::MAX),
 ];
 
@@ -132,15 +137,17 @@ const WHOLE: [(&[&str], RangeInclusive<i64>); 6] = [
 type Fractions = (&'static [&'static str], &'static str, fn(f64) -> bool);
 
 #[rustfmt::skip]
-const FRACTIONS: [Fractions; 11] = [
+const FRACTIONS: [Fractions; 12] = [
     (&["learning-rate", "trust-coefficient", "clip-grad-norm", "clip-grad-value", "gamma"], "above 0", |x| x > 0.0),
-    (&["momentum", "beta1", "beta2", "label-smoothing", "ema-decay"], "0 up to but not 1", |x| (0.0..1.0).contains(&x)),
+    (&["momentum", "beta1", "beta2", "label-smoothing", "ema-decay", "plateau-threshold"], "0 up to but not 1",
+     |x| (0.0..1.0).contains(&x)),
     // A smaller value rounds to 0 in f32.
     (&["epsilon"], "above 1e-38", |x| x > 1e-38),
     (&["weight-decay"], "0 or more", |x| x >= 0.0),
     (&["warmup-start-factor"], "0 to 1", |x| (0.0..=1.0).contains(&x)),
     (&["val-fraction"], "above 0 and below 1", |x| x > 0.0 && x < 1.0),
     (&["rand-augment"], "0 to 10", |x| (0.0..=MAX_MAGNITUDE).contains(&x)),
+    (&["power"], "above 0 and at most 10", |x| x > 0.0 && x <= 10.0),
     (&["rotation"], "above 0 and at most 180 degrees", |x| x > 0.0 && x <= 180.0),
     (&["random-erasing"], "above 0 and at most 1", |x| x > 0.0 && x <= 1.0),
     (&["mixup", "cutmix"], "above 0 and at most 100", |x| x > 0.0 && x <= 100.0),

@@ -36,6 +36,21 @@ pub enum ScheduleChoice {
     Cosine,
     /// A cosine rise, then a cosine fall to almost zero.
     OneCycle,
+    /// Half cosines from the rate to zero. The first has `restart_epochs`, and each further one
+    /// `restart_factor` times as many as the one before.
+    CosineRestarts {
+        restart_epochs: u64,
+        restart_factor: u64,
+    },
+    /// The share of the steps that is left, to this power.
+    Polynomial { power: f64 },
+    /// Multiplied by gamma after more than `plateau_patience` evaluations that are not better than
+    /// the best one by `plateau_threshold`, a share of the figure.
+    Plateau {
+        gamma: f64,
+        plateau_patience: u64,
+        plateau_threshold: f64,
+    },
 }
 
 impl ScheduleArgs {
@@ -55,6 +70,17 @@ impl ScheduleArgs {
         if schedule == ScheduleKind::Multistep {
             self.fill_milestones(epochs)?;
         }
+        // Except for the length of the first cosine, the defaults of PyTorch.
+        let gamma = *self.gamma.get_or_insert(0.1);
+        if schedule == ScheduleKind::Plateau {
+            let expected = "above 0 and below 1 with --schedule plateau";
+            in_range("gamma", gamma, expected, |gamma| gamma < 1.0)?;
+        }
+        self.restart_epochs.get_or_insert(10);
+        self.restart_factor.get_or_insert(1);
+        self.power.get_or_insert(1.0);
+        self.plateau_patience.get_or_insert(10);
+        self.plateau_threshold.get_or_insert(1e-4);
         if !schedule.depends_on_epochs() && !has_planned_sizes {
             self.schedule_epochs = None;
         }
@@ -95,7 +121,6 @@ impl ScheduleArgs {
             let expected = format!("ascending epochs from 1 and below the {epochs} of the run");
             return Err(invalid("--milestones", expected, got.join(",")));
         }
-        self.gamma.get_or_insert(0.1);
         Ok(())
     }
 }

@@ -88,15 +88,14 @@ impl BestRule {
         ))
     }
 
-    /// Notes the evaluation of an epoch. Returns true if it is the best so far; a figure that is
-    /// not finite never is.
+    /// Returns true if a lower figure is better.
+    pub fn lower_is_better(&self) -> bool {
+        self.goal.lower_is_better
+    }
+
+    /// Returns the figure of an evaluation, the same on all ranks; NaN if the task lacks it.
     /// Collective: all ranks.
-    pub fn note(
-        &self,
-        progress: &mut Progress,
-        scores: &Evaluation,
-        communicator: &dyn Communicator,
-    ) -> Result<bool> {
+    pub fn figure(&self, scores: &Evaluation, communicator: &dyn Communicator) -> Result<f64> {
         let value = match self.goal.figure.as_str() {
             "loss" => Some(scores.loss),
             "top1" if scores.top1.is_some() => scores.top1,
@@ -106,7 +105,12 @@ impl BestRule {
         // Sums of f64 may differ in the last bit from rank to rank, which would decide a tie
         // differently.
         let of_root = from_root(communicator, &value.to_le_bytes())?;
-        let value = of_root.try_into().map_or(value, f64::from_le_bytes);
+        Ok(of_root.try_into().map_or(value, f64::from_le_bytes))
+    }
+
+    /// Notes the figure of an epoch. Returns true if it is the best so far; a figure that is not
+    /// finite never is.
+    pub fn note(&self, progress: &mut Progress, value: f64) -> bool {
         let is_better = |best: &Best| {
             if self.goal.lower_is_better {
                 value < best.value
@@ -125,7 +129,7 @@ impl BestRule {
         } else {
             progress.evaluations_since_best += 1;
         }
-        Ok(is_best)
+        is_best
     }
 
     /// Forgets a best evaluation that another figure or split has chosen, and returns a warning
@@ -198,12 +202,9 @@ mod tests {
             let mut progress = Progress::default();
             let mut seen = Vec::new();
             for (loss, top1, cost) in course {
-                rule.note(
-                    &mut progress,
-                    &scores(loss, top1, cost),
-                    &SingleCommunicator::new(),
-                )
-                .unwrap();
+                let scores = scores(loss, top1, cost);
+                let figure = rule.figure(&scores, &SingleCommunicator::new()).unwrap();
+                rule.note(&mut progress, figure);
                 progress.begin_next_epoch();
                 seen.push(rule.is_exhausted(&progress));
             }

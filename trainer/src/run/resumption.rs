@@ -87,10 +87,10 @@ impl Resumption {
         resumption.check_classes(input)?;
         resumption.check_data(config, data, allow_changed_data)?;
         resumption.check_position(data, steps_per_epoch)?;
-        let step = resumption.checkpoint.state.progress.schedule_step();
+        let progress = &resumption.checkpoint.state.progress;
         let before = &resumption.before;
         let changes = [
-            change_of_schedule(config, before, steps_per_epoch, step),
+            change_of_schedule(config, before, steps_per_epoch, progress),
             change_of_sizes(config, before),
         ];
         resumption.notes.extend(changes.into_iter().flatten());
@@ -328,7 +328,7 @@ fn change_of_schedule(
     config: &TrainConfig,
     before: &TrainConfig,
     steps_per_epoch: u64,
-    step: u64,
+    progress: &Progress,
 ) -> Option<String> {
     let new = &config.schedule;
     let old = &before.schedule;
@@ -345,7 +345,10 @@ fn change_of_schedule(
     } else {
         "is kept".to_owned()
     };
-    let rate = |config: &TrainConfig| LearningRate::new(config, steps_per_epoch).at(step);
+    let rate = |config: &TrainConfig| {
+        let schedule = LearningRate::new(config, steps_per_epoch);
+        schedule.at(progress.schedule_step(), &progress.plateau)
+    };
     Some(format!(
         "resume: {} epochs, {} were planned; the {} schedule {effect}: learning rate {:.3e} at the next step, {:.3e} before the change",
         new.epochs,

@@ -84,7 +84,7 @@ fn over_file(text: &str, flags: &str) -> Result<TrainConfig, ConfigError> {
 }
 
 /// Flag sets that together use every option of `train`.
-const VALID_FLAGS: [&str; 32] = [
+const VALID_FLAGS: [&str; 35] = [
     "",
     "--model resnet20 --shortcut a --dataset cifar10 --data-dir d --epochs 2 --global-batch-size 256 --learning-rate 0.1 \
      --schedule-epochs 3 --schedule cosine --warmup-epochs 1 --momentum 0.9 --weight-decay 1e-4 --seed 0 --dtype bf16 --threads 1 --cpu portable \
@@ -124,6 +124,9 @@ const VALID_FLAGS: [&str; 32] = [
     "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy --schedule constant --schedule-epochs 20",
     "--recipe imagenet-a3 --data-dir d --epochs 3 --warmup-epochs 1",
     "--tensorboard d --tensorboard-every 10",
+    "--schedule cosine-restarts --restart-epochs 2 --restart-factor 2 --epochs 3",
+    "--schedule polynomial --power 0.9 --schedule-epochs 20",
+    "--schedule plateau --gamma 0.5 --plateau-patience 0 --plateau-threshold 0",
 ];
 
 #[test]
@@ -635,7 +638,14 @@ const REFUSED: &str = "\
 --ema-decay 0.9 --sync local-sgd => --ema-decay contradicts --sync local-sgd & --sync allreduce
 --epochs 0 => --epochs & at least 1
 --milestones 2 => --milestones has no effect without --schedule multistep
---gamma 0.5 --schedule one-cycle => --gamma has no effect without --schedule multistep
+--gamma 0.5 --schedule one-cycle => --gamma has no effect without --schedule multistep or plateau
+--gamma 1 --schedule plateau => --gamma & below 1 with --schedule plateau, got 1
+--power 2 => --power has no effect without --schedule polynomial
+--power 11 --schedule polynomial => --power & at most 10, got 11
+--restart-epochs 3 => --restart-epochs has no effect without --schedule cosine-restarts
+--restart-factor 0 --schedule cosine-restarts => --restart-factor & at least 1, got 0
+--plateau-patience 3 --schedule multistep => --plateau-patience has no effect without --schedule plateau
+--plateau-threshold 1 --schedule plateau => --plateau-threshold & but not 1, got 1
 --schedule multistep --milestones 3,2 => ascending
 --schedule multistep --epochs 1 => --epochs & at least 2 with --schedule multistep
 --schedule multistep --milestones 5 => below the 5 of the run & got 5

@@ -408,6 +408,26 @@ fn a_stretched_schedule_stays_stretched_in_the_resumes_after_it() {
 }
 
 #[test]
+fn a_plateau_lowers_the_rate_on_any_number_of_ranks_and_after_a_resume() {
+    // No evaluation after the first is better by 90 %.
+    let options = "--schedule plateau --gamma 0.5 --plateau-patience 0 --plateau-threshold 0.9 --monitor loss \
+                   --eval-every-epochs 1 --epochs 4 --warmup-epochs 0 --reduction exact --virtual-shards 2";
+    let whole = run(2, &tiny(&format!("{options} --keep-checkpoints 99")));
+    let rates = |run: &Run| -> Vec<f64> {
+        let records = metrics(run).into_iter();
+        records.map(|record| record.learning_rate).collect()
+    };
+    let first = rates(&whole)[0];
+    let expected = [1.0, 1.0, 0.5, 0.25].map(|factor| factor * first);
+    assert_eq!(rates(&whole), expected);
+    let resumed = whole
+        .with_checkpoint_alone(15)
+        .go(1, &tiny(&format!("{options} --resume")));
+    assert_eq!(rates(&resumed), expected[3..]);
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+}
+
+#[test]
 fn milestones_may_change_as_long_as_they_have_not_passed() {
     let with = |milestones: &str| {
         tiny(&format!(

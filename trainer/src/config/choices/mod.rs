@@ -148,6 +148,12 @@ choices! {
         Cosine,
         /// A cosine rise, then a cosine fall to almost zero.
         OneCycle,
+        /// Half cosines from the rate to zero, again and again.
+        CosineRestarts,
+        /// A power of the share that is left, from the rate to zero.
+        Polynomial,
+        /// Multiplied by gamma after evaluations without a better one.
+        Plateau,
     }
 
     /// Place where images are cropped, flipped and normalised.
@@ -266,7 +272,7 @@ impl DatasetKind {
 impl ScheduleKind {
     /// Returns true if the rate of a step depends on the number of planned epochs.
     pub fn depends_on_epochs(self) -> bool {
-        matches!(self, Self::Cosine | Self::OneCycle)
+        matches!(self, Self::Cosine | Self::OneCycle | Self::Polynomial)
     }
 }
 

@@ -284,9 +284,29 @@ pub struct ScheduleArgs {
     #[arg(long, value_delimiter = ',', value_name = "EPOCHS")]
     pub milestones: Option<Vec<u64>>,
 
-    /// Factor of multistep at each milestone [default: 0.1]
+    /// Factor of multistep at each milestone, and of plateau [default: 0.1]
     #[arg(long, value_name = "FACTOR")]
     pub gamma: Option<f64>,
+
+    /// Length of the first cosine of cosine-restarts, epochs [default: 10]
+    #[arg(long, value_name = "EPOCHS")]
+    pub restart_epochs: Option<u64>,
+
+    /// Length of each cosine of cosine-restarts as a multiple of the one before [default: 1]
+    #[arg(long, value_name = "FACTOR")]
+    pub restart_factor: Option<u64>,
+
+    /// Exponent of polynomial [default: 1]
+    #[arg(long, value_name = "EXPONENT")]
+    pub power: Option<f64>,
+
+    /// Evaluations without a better one that plateau accepts [default: 10]
+    #[arg(long, value_name = "EVALUATIONS")]
+    pub plateau_patience: Option<u64>,
+
+    /// Change of the figure that counts as better for plateau, as a share [default: 0.0001]
+    #[arg(long, value_name = "SHARE")]
+    pub plateau_threshold: Option<f64>,
 }
 
 /// Start, output and intervals of the run.

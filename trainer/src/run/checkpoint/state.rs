@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{MODEL_FILE, TRAINING_FILE, residual_file};
 use crate::measure::gather::{self, RankTimes};
 use crate::measure::metrics::ScoreSums;
+use crate::model::schedule::Plateau;
 use crate::step::loss_scale::LossScale;
 use crate::task::ModelInput;
 
@@ -45,6 +46,8 @@ pub struct Progress {
     pub best: Option<Best>,
     /// Evaluations since the best one.
     pub evaluations_since_best: u64,
+    /// Position of `--schedule plateau`.
+    pub plateau: Plateau,
     /// Record of the last completed epoch.
     pub last_record: Option<EpochRecord>,
 }
@@ -68,6 +71,8 @@ impl Progress {
     ) -> Option<String> {
         let best = self.best.take_if(|best| is_other(best))?;
         self.evaluations_since_best = 0;
+        self.plateau.best = None;
+        self.plateau.num_without_better = 0;
         Some(format!(
             "resume: the best so far, {} {:.4} after epoch {}, is forgotten: {reason}",
             best.monitor,

@@ -295,7 +295,7 @@ impl<'run, T: Task> Training<'run, T> {
         Ok(StepContext {
             epoch: self.progress.epoch,
             step,
-            learning_rate: self.schedule.at(self.progress.schedule_step()),
+            learning_rate: self.learning_rate(self.progress.schedule_step()),
             must_sync,
             keeps_gradients: false,
             stop,

@@ -234,6 +234,10 @@ impl<T: Task> Training<'_, T> {
             .save(&self.stepper, self.ema.as_ref(), &progress, facts)
     }
 
+    fn learning_rate(&self, step: u64) -> f64 {
+        self.schedule.at(step, &self.progress.plateau)
+    }
+
     /// Returns the time of the epoch so far, in all sessions.
     fn epoch_seconds(&self) -> f64 {
         self.progress.epoch_seconds + self.epoch_start.elapsed().as_secs_f64()
@@ -273,9 +277,7 @@ impl<T: Task> Training<'_, T> {
             train_metrics: means.map_or_else(BTreeMap::new, |means| means.metrics),
             val,
             test,
-            learning_rate: self
-                .schedule
-                .at(self.progress.schedule_step().saturating_sub(1)),
+            learning_rate: self.learning_rate(self.progress.schedule_step().saturating_sub(1)),
             seconds_total,
             bytes_sent_per_step: traffic.total.bytes_sent / traffic.num_steps.max(1),
             compression_error: traffic.total.relative_error(),
@@ -347,13 +349,22 @@ impl<T: Task> Training<'_, T> {
             "epoch {epoch}: the {} loss is not finite (expected a number); lower the learning rate or clip the gradient",
             session.evaluated_split()
         );
-        let is_best = match &scores {
-            Some(scores) => session
-                .best_rule
-                .note(&mut self.progress, scores, communicator)?,
-            None => false,
+        let rule = &session.best_rule;
+        let figure = match &scores {
+            Some(scores) => Some(rule.figure(scores, communicator)?),
+            None => None,
         };
+        let is_best = figure.is_some_and(|figure| rule.note(&mut self.progress, figure));
         self.record(scores)?;
+        if let Some(figure) = figure
+            && (self.schedule).note(&mut self.progress.plateau, figure, rule.lower_is_better())
+        {
+            session.reporter.note(&format!(
+                "epoch {epoch}: {} is on a plateau: learning rate {} from the next epoch on",
+                rule.monitor,
+                records::learning_rate(self.learning_rate(self.progress.schedule_step()))
+            ));
+        }
         if let Some(evaluation) = &evaluation
             && is_best
         {
