@@ -147,6 +147,7 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         }
         reporter.log_to(&directory.file(LOG))?;
     }
+    reporter.set_line_every(Duration::from_secs(config.run.log_every_seconds));
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
     if let Some(directory) = &directory
         && resumption.is_none()

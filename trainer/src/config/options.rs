@@ -27,8 +27,8 @@ const FREE: &[&str] = &[
     "on-bad-image",
     "grad-accum-steps", "overlap", "bucket-mib", "servers", "server-placement", "timeout", "epochs", "schedule-epochs",
     "on-non-finite", "max-skipped-steps", "zero-gamma", "new-head", "eval-every-epochs", "patience", "monitor",
-    "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps", "warmup-steps",
-    "gradient-noise", "kernels", "convolution",
+    "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps", "log-every-seconds",
+    "log-steps", "warmup-steps", "gradient-noise", "kernels", "convolution",
 ];
 
 /// Options of labelled images and of their losses, which other tasks do not have.
@@ -130,6 +130,7 @@ const WHOLE: [(&[&str], RangeInclusive<i64>); 7] = [
         "every", "from-step", "timeout", "reference-batch-size", "epochs", "schedule-epochs", "eval-every-epochs",
         "patience", "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps",
         "tensorboard-every", "steps", "restart-epochs", "restart-factor",
+        "log-every-seconds",
     ], 1..=i64::MAX),
 ];
 

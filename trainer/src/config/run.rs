@@ -29,6 +29,9 @@ pub struct RunSection {
     pub checkpoint_every_steps: Option<u64>,
     pub keep_checkpoints: usize,
     pub log_every_steps: u64,
+    pub log_every_seconds: u64,
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub log_steps: bool,
     pub tensorboard: Option<PathBuf>,
     pub tensorboard_every: Option<u64>,
     pub warmup_steps: u64,
@@ -96,6 +99,7 @@ impl RunArgs {
         self.checkpoint_every_epochs.get_or_insert(1);
         self.keep_checkpoints.get_or_insert(2);
         self.log_every_steps.get_or_insert(50);
+        self.log_every_seconds.get_or_insert(10);
         if self.tensorboard.is_none() {
             self.tensorboard_every = None;
         }

@@ -32,6 +32,8 @@ pub const METRICS: &str = "metrics.jsonl";
 pub const PROGRESS: &str = "progress.json";
 /// Hashes of the first steps.
 pub const HASHES: &str = "hashes.jsonl";
+/// A line for each step, with `--log-steps`.
+pub const STEPS: &str = "steps.csv";
 /// Scores of each class in the best evaluation or the final test.
 pub const EVALUATION: &str = "evaluation.json";
 /// Results of the session that ended last.
@@ -45,12 +47,13 @@ pub const CHECKPOINTS: &str = "checkpoints";
 const LOCK: &str = ".lock";
 
 /// Everything that a run writes in its directory.
-pub const FILES: [&str; 10] = [
+pub const FILES: [&str; 11] = [
     RUN_TOML,
     MANIFEST,
     METRICS,
     PROGRESS,
     HASHES,
+    STEPS,
     EVALUATION,
     SUMMARY,
     LOG,

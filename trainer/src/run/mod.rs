@@ -12,6 +12,7 @@ pub mod progress_file;
 pub mod resumption;
 pub mod session;
 pub mod step_hashes;
+pub mod step_log;
 pub mod tensorboard;
 pub mod train;
 pub mod trained_model;

@@ -123,7 +123,7 @@ const VALID_FLAGS: [&str; 35] = [
     "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
     "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy --schedule constant --schedule-epochs 20",
     "--recipe imagenet-a3 --data-dir d --epochs 3 --warmup-epochs 1",
-    "--tensorboard d --tensorboard-every 10",
+    "--tensorboard d --tensorboard-every 10 --log-every-seconds 60 --log-steps",
     "--schedule cosine-restarts --restart-epochs 2 --restart-factor 2 --epochs 3",
     "--schedule polynomial --power 0.9 --schedule-epochs 20",
     "--schedule plateau --gamma 0.5 --plateau-patience 0 --plateau-threshold 0",
@@ -646,6 +646,7 @@ const REFUSED: &str = "\
 --restart-factor 0 --schedule cosine-restarts => --restart-factor & at least 1, got 0
 --plateau-patience 3 --schedule multistep => --plateau-patience has no effect without --schedule plateau
 --plateau-threshold 1 --schedule plateau => --plateau-threshold & but not 1, got 1
+--log-every-seconds 0 => --log-every-seconds & at least 1, got 0
 --schedule multistep --milestones 3,2 => ascending
 --schedule multistep --epochs 1 => --epochs & at least 2 with --schedule multistep
 --schedule multistep --milestones 5 => below the 5 of the run & got 5

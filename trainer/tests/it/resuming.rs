@@ -428,6 +428,28 @@ fn a_plateau_lowers_the_rate_on_any_number_of_ranks_and_after_a_resume() {
 }
 
 #[test]
+fn lines_of_steps_have_neither_holes_nor_repetitions_after_a_resume() {
+    let options = "--log-steps --checkpoint-every-steps 3 --keep-checkpoints 99";
+    let whole = run(2, &tiny(options));
+    let lines = |run: &Run| -> Vec<String> {
+        let text = fs::read_to_string(run.directory().join("steps.csv")).unwrap();
+        // Epoch, step, loss, accuracy and learning rate; the rest are times.
+        let untimed = |line: &str| line.split(',').take(5).collect::<Vec<_>>().join(",");
+        text.lines().map(untimed).collect()
+    };
+    let expected = lines(&whole);
+    assert_eq!(expected[0], "epoch,step,loss,top1,learning_rate");
+    assert_eq!(expected.len(), 11);
+    assert!(expected[5].starts_with("1,5,") && expected[6].starts_with("2,6,"));
+    for later in ["09", "10"] {
+        let checkpoint = format!("checkpoints/step-000000{later}");
+        fs::remove_dir_all(whole.directory().join(checkpoint)).unwrap();
+    }
+    let resumed = whole.again().go(2, &tiny("--resume"));
+    assert_eq!(lines(&resumed), expected);
+}
+
+#[test]
 fn milestones_may_change_as_long_as_they_have_not_passed() {
     let with = |milestones: &str| {
         tiny(&format!(

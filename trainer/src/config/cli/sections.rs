@@ -373,9 +373,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "CHECKPOINTS")]
     pub keep_checkpoints: Option<usize>,
 
-    /// Steps between lines of the log; at least one line each 10 s [default: 50]
+    /// Steps between lines of the log; also one each --log-every-seconds [default: 50]
     #[arg(long, value_name = "STEPS")]
     pub log_every_steps: Option<u64>,
+
+    /// Longest time between lines of the log, seconds [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    pub log_every_seconds: Option<u64>,
+
+    /// Write a line of CSV for each step, steps.csv in the directory of the run [default: off]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub log_steps: Option<bool>,
 
     /// Directory for event files of TensorBoard [default: none]
     #[arg(long, value_name = "DIR")]

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// Variation of the steps, or excess of a rank's time, above which a warning is printed.
 const UNEVEN_SHARE: f64 = 0.1;
 
-/// Interval between lines of progress.
+/// Interval between lines of progress, unless `--log-every-seconds` changes that of steps.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Width and colour of stdout.
@@ -77,6 +77,8 @@ struct Output {
     /// True if stdout shows step lines. False if stdout is the terminal of the bar.
     has_step_lines: bool,
     bar: Option<ProgressBar>,
+    /// Longest time between two step lines.
+    line_every: Duration,
     /// Time of the last step line in this session.
     last_step_line: Option<Instant>,
     /// Number of reported tenths of a download.
@@ -115,6 +117,13 @@ impl Reporter {
         Ok(())
     }
 
+    /// Sets the longest time between two lines of steps. Default: ten seconds.
+    pub fn set_line_every(&self, line_every: Duration) {
+        if let Some(mut output) = self.lock() {
+            output.line_every = line_every;
+        }
+    }
+
     pub fn note(&self, text: &str) {
         if let Some(mut output) = self.lock() {
             output.line(text);
@@ -146,14 +155,14 @@ impl Reporter {
         }
     }
 
-    /// Returns true for the session's first step, and ten seconds after the last line of a step.
+    /// Returns true for the session's first step, and when the last line of a step is old enough.
     ///
     /// Returns false if nothing is printed.
     pub fn is_step_due(&self) -> bool {
         self.lock().is_some_and(|output| {
             output
                 .last_step_line
-                .is_none_or(|printed| printed.elapsed() >= LINE_EVERY)
+                .is_none_or(|printed| printed.elapsed() >= output.line_every)
         })
     }
 
@@ -327,6 +336,7 @@ impl Output {
             has_bars: false,
             has_step_lines: true,
             bar: None,
+            line_every: LINE_EVERY,
             last_step_line: None,
             tenths: 0,
         }

@@ -176,6 +176,9 @@ fn the_first_step_has_a_line_and_one_after_ten_seconds_without_one() {
         .map(|line| line[13..17].to_owned())
         .collect();
     assert_eq!(shown, ["   1", "1000", "1501", "2000", "3000"]);
+    assert!(!reporter.is_step_due());
+    reporter.set_line_every(Duration::ZERO);
+    assert!(reporter.is_step_due());
     assert!(
         !Reporter::new(false).is_step_due(),
         "other ranks print nothing"

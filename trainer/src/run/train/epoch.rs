@@ -163,8 +163,12 @@ impl<'run, T: Task> Training<'run, T> {
             && context.must_sync
             && averages_early(&config.sync.method, config.num_workers(), context.step);
         let is_hashed = !is_forced && HashRecorder::is_due(&self.hashes, &self.progress);
-        let must_be_complete =
-            should_log || due.checkpoint || due.end || is_hashed || due.tensorboard;
+        let must_be_complete = should_log
+            || due.checkpoint
+            || due.end
+            || is_hashed
+            || due.tensorboard
+            || config.run.log_steps;
         let own = self.add_scores(epoch, &end, must_be_complete)?;
         if due.gradients
             && end.outcome == StepOutcome::Updated
@@ -191,6 +195,9 @@ impl<'run, T: Task> Training<'run, T> {
         self.note_share_of_kernels(&line.seconds);
         line.time_left = self.progress_file.step(&line, due.number);
         session.reporter.step(&line, should_log || due.end);
+        if let Some(log) = &mut self.step_log {
+            log.append(due.number, &line, own.as_ref())?;
+        }
         let is_shown = match config.run.tensorboard_every {
             Some(_) => due.tensorboard,
             None => should_log,

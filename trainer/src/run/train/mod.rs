@@ -27,12 +27,13 @@ use crate::model::data;
 use crate::model::schedule::LearningRate;
 use crate::run::checkpoint::{CheckpointState, Progress};
 use crate::run::checkpointer::Checkpointer;
-use crate::run::directory::{EVALUATION, MANIFEST, METRICS};
+use crate::run::directory::{EVALUATION, MANIFEST, METRICS, STEPS};
 use crate::run::evaluate::{EvaluateConfig, Evaluation, UnreadImage, evaluate};
 use crate::run::metrics_file::MetricsFile;
 use crate::run::progress_file::ProgressFile;
 use crate::run::session::Session;
 use crate::run::step_hashes::HashRecorder;
+use crate::run::step_log::StepLog;
 use crate::run::tensorboard::Tensorboard;
 use crate::step::ema::Ema;
 use crate::step::gradient_noise::{NoiseBatches, NoiseSums};
@@ -98,6 +99,9 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         metrics = Some(file);
         warnings.extend(warning);
     }
+    let logged = session.directory.filter(|_| config.run.log_steps);
+    let step_log = logged.map(|directory| StepLog::open(&directory.file(STEPS), progress.step));
+    let step_log = step_log.transpose()?;
     // From here on nothing rejects this start. A rejected one leaves the run's files unchanged.
     let mut keeps_course = true;
     if let (Some(resumption), Some(directory)) = (&session.resumption, session.directory) {
@@ -125,6 +129,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         tensorboard: Tensorboard::open(session, progress.step),
         progress_file: ProgressFile::of(session, &progress, steps_per_epoch),
         metrics,
+        step_log,
         stepper,
         ema,
         checkpointer,
@@ -198,6 +203,8 @@ struct Training<'a, T: Task> {
     progress_file: ProgressFile,
     /// Absent on other ranks than root.
     metrics: Option<MetricsFile>,
+    /// Absent on other ranks than root, and without `--log-steps`.
+    step_log: Option<StepLog>,
     noted_refused_threads: bool,
     /// Time in Lockstep's CPU kernels until the end of the session's first step.
     seconds_in_kernels: f64,
@@ -211,6 +218,9 @@ impl<T: Task> Training<'_, T> {
     fn save(&mut self) -> Result<()> {
         self.progress_file.enter("checkpoint");
         let _checkpoint = self.times.timer.enter(Phase::Checkpoint);
+        if let Some(log) = &self.step_log {
+            log.sync()?;
+        }
         let mut progress = self.progress.clone();
         if progress.step_in_epoch > 0 {
             progress.epoch_seconds = self.epoch_seconds();
