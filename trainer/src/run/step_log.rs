@@ -50,7 +50,7 @@ impl StepLog {
         let seconds = &line.seconds;
         let text = format!(
             "{},{number},{},{},{},{duration},{},{},{},{},{},{:.1}\n",
-            line.epoch + 1,
+            line.epoch,
             cell(own.map(ScoreSums::loss_mean)),
             cell(own.and_then(ScoreSums::top1)),
             line.learning_rate,
@@ -118,9 +118,9 @@ mod tests {
         log.sync().unwrap();
         let text = fs::read_to_string(&path).unwrap();
         let rows: Vec<&str> = text.lines().collect();
-        assert_eq!(rows[1], "1,1,1.5,,0.1,0.5,0.25,0,0,0,0,128.0");
-        assert_eq!(rows[2], "1,2,,,0.1,0.5,0.25,0,0,0,0,128.0");
-        assert!(rows[5].starts_with("2,5,"));
+        assert_eq!(rows[1], "0,1,1.5,,0.1,0.5,0.25,0,0,0,0,128.0");
+        assert_eq!(rows[2], "0,2,,,0.1,0.5,0.25,0,0,0,0,128.0");
+        assert!(rows[5].starts_with("1,5,"));
         fs::write(&path, &text[..text.len() - 3]).unwrap();
         StepLog::open(&path, 6).unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4, 5]);

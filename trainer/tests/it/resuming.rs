@@ -440,7 +440,7 @@ fn lines_of_steps_have_neither_holes_nor_repetitions_after_a_resume() {
     let expected = lines(&whole);
     assert_eq!(expected[0], "epoch,step,loss,top1,learning_rate");
     assert_eq!(expected.len(), 11);
-    assert!(expected[5].starts_with("1,5,") && expected[6].starts_with("2,6,"));
+    assert!(expected[5].starts_with("0,5,") && expected[6].starts_with("1,6,"));
     for later in ["09", "10"] {
         let checkpoint = format!("checkpoints/step-000000{later}");
         fs::remove_dir_all(whole.directory().join(checkpoint)).unwrap();
