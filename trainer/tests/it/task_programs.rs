@@ -351,7 +351,7 @@ fn the_options_of_images_are_refused_by_name() {
         Some(resolved.map_err(|error| error.to_string()))
     };
     for (name, command, num_expected) in [
-        ("train", "train", 29),
+        ("train", "train", 32),
         ("eval", "eval --weights file", 15),
         ("bench", "bench", 2),
     ] {

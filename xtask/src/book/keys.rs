@@ -19,10 +19,11 @@ seconds, sizes in bytes, and shares from 0 to 1.
 
 /// Sources of the files that other programs read. The first line of each is its title.
 const RECORDS: &str = "lab/records/src";
-const CHECKPOINT: [&str; 4] = [
+const CHECKPOINT: [&str; 5] = [
     "trainer/src/run/checkpoint/state.rs",
     "trainer/src/task/input.rs",
     "trainer/src/measure/metrics.rs",
+    "trainer/src/model/schedule.rs",
     "trainer/src/step/loss_scale.rs",
 ];
 
