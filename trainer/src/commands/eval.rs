@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
-use datasets::{DatasetError, Samples, Splits};
+use datasets::{DatasetError, Samples};
 use distributed::watchdog::Phase;
 use records::EvaluationByClass;
 
@@ -11,7 +11,6 @@ use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Family, WeightSource, timeout};
 use crate::measure::gather::found_by_root;
 use crate::model::data;
-use crate::model::family::ModelRequest;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
 use crate::run::trained_model::TrainedModel;
@@ -65,21 +64,12 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
         facts.map(|(what, value)| (what.to_owned(), value)).to_vec(),
         communicator,
     )?;
-    let now = T::input(&Splits {
-        train: Arc::clone(&samples),
-        val: None,
-        test: None,
-        notes: Vec::new(),
-    });
+    let now = T::input(&samples, &samples);
     if let (Some(input), Some(now)) = (input, &now) {
         check_input(input, now, &config, world)?;
     }
     let known = input.or(now.as_ref());
     let names = known.map_or(&[][..], |input| &input.class_names);
-    let request = ModelRequest {
-        in_channels: now.as_ref().map_or(0, |input| input.channels),
-        ..ModelRequest::new(names.len(), &config.compute, &device)
-    };
     let setup = Setup {
         purpose: Purpose::Eval(&config),
         samples: &*samples,
@@ -87,6 +77,7 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
         device: &device,
     };
     let task = Arc::new(T::new(&model_args, &setup)?);
+    let request = task.request(&config.compute, &device);
     let model = saved.model(&*task, &model_args, &request, world)?;
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {

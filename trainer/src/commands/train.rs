@@ -71,18 +71,17 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         reporter,
     };
     let data = T::open(&model_args, &opening)?;
-    ensure!(
-        data.evaluated().is_some(),
-        "{}: expected a split to evaluate on, val or test, got none; return one from Task::open",
-        T::NAME
-    );
+    let evaluated = data.evaluated().with_context(|| {
+        let name = T::NAME;
+        format!("{name}: expected a split to evaluate on, val or test, got none; return one from Task::open")
+    })?;
     if !T::HAS_IMAGES {
         data::notes(&data)
             .iter()
             .for_each(|note| reporter.note(note));
     }
     identity::check(&config, &data, communicator, reporter)?;
-    let input = T::input(&data);
+    let input = T::input(&data.train, evaluated);
     if let (Some(input), Some(_)) = (&input, &config.run.output_dir) {
         input
             .check()
@@ -97,15 +96,6 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         data.train.len()
     );
     let training_device = device.clone().autodiff();
-    let request = ModelRequest {
-        num_classes: input.as_ref().map_or(0, |input| input.class_names.len()),
-        in_channels: input.as_ref().map_or(0, |input| input.channels),
-        image_sizes: &[],
-        seed: config.run.seed,
-        zero_gamma: config.run.zero_gamma.unwrap_or(false),
-        compute: &config.compute,
-        device: &training_device,
-    };
     let setup = Setup {
         purpose,
         samples: &*data.train,
@@ -113,6 +103,11 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         device: &device,
     };
     let task = Arc::new(T::new(&model_args, &setup)?);
+    let request = ModelRequest {
+        seed: config.run.seed,
+        zero_gamma: config.run.zero_gamma.unwrap_or(false),
+        ..task.request(&config.compute, &training_device)
+    };
     let goes_on = config.resume && gather::found_by_root(communicator, || has_checkpoint(&config))?;
     let model = initial_model(&*task, (&config, &model_args), &request, goes_on, world)?;
     let own_files: Vec<PathBuf> = match &config.run.output_dir {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use datasets::{
     DatasetSplits, DeviceBatch, ImageSamples, ImageShape, Mix, Picture, SideOfEpoch, Splits,
     SyntheticConfig, picture, synthetic,
@@ -19,7 +19,7 @@ use datasets::{
 use super::{Goal, ModelInput, Opening, Purpose, Scores, Setup, Task};
 use crate::config::choices::Resolution;
 use crate::config::{
-    BenchConfig, ConfigError, InputKind, LossChoice, ModelOption, SamplerKind, TrainConfig,
+    BenchConfig, ComputeSection, ConfigError, InputKind, LossChoice, ModelOption, SamplerKind, TrainConfig,
     TrainSplitSection,
 };
 use crate::measure::metrics::ScoreSums;
@@ -42,7 +42,9 @@ pub struct Classification<F> {
     has_own_loss: bool,
     metrics: Vec<Arc<dyn Metric>>,
     class_weights: Vec<f64>,
-    /// Heights and widths of the images.
+    num_classes: usize,
+    in_channels: usize,
+    /// Heights and widths of the images, those of evaluations first.
     image_sizes: Vec<[usize; 2]>,
     family: PhantomData<fn() -> F>,
 }
@@ -72,19 +74,11 @@ impl<F: ModelFamily> Classification<F> {
             has_own_loss: false,
             metrics,
             class_weights: Vec::new(),
+            num_classes: 0,
+            in_channels: 0,
             image_sizes: Vec::new(),
             family: PhantomData,
         }
-    }
-}
-
-impl<F> Classification<F> {
-    fn with_sizes<'a>(&'a self, request: &ModelRequest<'a>) -> ModelRequest<'a> {
-        let mut request = request.clone();
-        if !self.image_sizes.is_empty() {
-            request.image_sizes = &self.image_sizes;
-        }
-        request
     }
 }
 
@@ -184,6 +178,8 @@ impl<F: ModelFamily> Task for Classification<F> {
         let metrics = F::metrics(args, num_classes);
         let shape = setup.samples.dataset.image_shape();
         let with = |loss, data| Self {
+            num_classes,
+            in_channels: shape.channels,
             image_sizes: data::image_sizes(data, shape),
             ..Self::with(loss, metrics)
         };
@@ -215,12 +211,20 @@ impl<F: ModelFamily> Task for Classification<F> {
         })
     }
 
+    fn request<'a>(&'a self, compute: &'a ComputeSection, device: &'a Device) -> ModelRequest<'a> {
+        ModelRequest {
+            in_channels: self.in_channels,
+            image_sizes: &self.image_sizes,
+            ..ModelRequest::new(self.num_classes, compute, device)
+        }
+    }
+
     fn build(&self, args: &F::Args, request: &ModelRequest<'_>) -> Result<F::Model> {
-        F::build(args, &self.with_sizes(request))
+        F::build(args, request)
     }
 
     fn num_values(&self, args: &F::Args, request: &ModelRequest<'_>) -> Result<Option<u64>> {
-        F::num_values(args, &self.with_sizes(request))
+        F::num_values(args, request)
     }
 
     fn optimizer(args: &F::Args) -> Option<ModuleOptimizer> {
@@ -301,8 +305,8 @@ impl<F: ModelFamily> Task for Classification<F> {
         figures
     }
 
-    fn input(data: &Splits<ImageSamples>) -> Option<ModelInput> {
-        Some(ModelInput::of(data))
+    fn input(train: &ImageSamples, evaluated: &ImageSamples) -> Option<ModelInput> {
+        Some(ModelInput::of(train, evaluated))
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

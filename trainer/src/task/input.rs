@@ -1,10 +1,11 @@
 //! The input of a trained model: what makes it usable without its data set.
 //!
-//! In: the splits of a run. Out: shape, normalisation and classes, as a checkpoint has them.
+//! In: the train and the evaluated split. Out: shape, normalisation and classes, as a checkpoint has
+//! them.
 //! Invariant: pure.
 
 use anyhow::{Result, ensure};
-use datasets::{ImageSamples, Normalization, Splits, normal_form};
+use datasets::{ImageSamples, Normalization, normal_form};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MAX_CLASSES, MAX_IMAGE_SIDE};
@@ -27,11 +28,9 @@ pub struct ModelInput {
 }
 
 impl ModelInput {
-    /// Returns the input of models that are trained on `data`.
-    pub fn of(data: &Splits<ImageSamples>) -> Self {
-        let evaluated = data.evaluated().unwrap_or(&data.train);
+    /// Returns the input of models that are trained on `train`, with the shape of `evaluated`.
+    pub fn of(train: &ImageSamples, evaluated: &ImageSamples) -> Self {
         let shape = evaluated.dataset.image_shape();
-        let train = &data.train;
         Self {
             height: shape.height,
             width: shape.width,

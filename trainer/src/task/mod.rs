@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    BenchConfig, ConfigError, EvalConfig, Family, ModelOption, TrainConfig, decided,
+    BenchConfig, ComputeSection, ConfigError, EvalConfig, Family, ModelOption, TrainConfig, decided,
 };
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
@@ -116,6 +116,16 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
     /// If flags and data contradict each other.
     fn new(_args: &Self::Args, _setup: &Setup<'_, Self::Samples>) -> Result<Self> {
         Ok(Self::default())
+    }
+
+    /// Returns the request for a model of these data, with seed 0. Default: no classes, channels
+    /// and image sizes.
+    fn request<'a>(&'a self, compute: &'a ComputeSection, device: &'a Device) -> ModelRequest<'a> {
+        ModelRequest {
+            in_channels: 0,
+            image_sizes: &[],
+            ..ModelRequest::new(0, compute, device)
+        }
     }
 
     /// Returns the model with its initial weights, from flags with defaults applied.
@@ -230,9 +240,9 @@ pub trait Task: Default + Debug + Send + Sync + 'static {
         figures
     }
 
-    /// Describes the input of the model, for its use without the data. A
-    /// [`ModelRequest`] has its classes and channels, otherwise 0. Default: `None`.
-    fn input(_data: &Splits<Self::Samples>) -> Option<ModelInput> {
+    /// Describes the input of a model trained on `train`, for its use without the data;
+    /// `evaluated` is the split of evaluations. Default: `None`.
+    fn input(_train: &Self::Samples, _evaluated: &Self::Samples) -> Option<ModelInput> {
         None
     }
 

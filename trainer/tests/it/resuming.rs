@@ -65,7 +65,7 @@ pub(crate) fn told(run: &Run, args: &TrainArgs) -> String {
     )
     .unwrap();
     let data = ImageSamples::splits(data, false);
-    let input = ModelInput::of(&data);
+    let input = ModelInput::of(&data.train, data.evaluated().unwrap());
     let resumption = Resumption::find(
         &directory,
         &config,

@@ -233,7 +233,7 @@ impl<T: Task> Training<'_, T> {
             let config = self.session.config.clone().with_absolute_paths();
             Ok(CheckpointState {
                 config: serde_json::to_value(config)?,
-                input: T::input(data),
+                input: T::input(&data.train, data.evaluated().unwrap_or(&data.train)),
                 dataset_checksum: data.train.checksum(),
                 val_checksum: data.val.as_ref().map(|val| val.checksum()),
                 test_checksum: data.test.as_ref().map(|test| test.checksum()),
@@ -441,7 +441,7 @@ impl<T: Task> Training<'_, T> {
         let Some(dataset) = dataset else {
             return Ok(());
         };
-        let names = T::input(data).map_or_else(Vec::new, |input| input.class_names);
+        let names = T::input(&data.train, dataset).map_or_else(Vec::new, |input| input.class_names);
         let place = (split, Some(epoch));
         let record = evaluation.by_class(place, &**dataset, &names, &*session.communicator)?;
         if let (Some(directory), Some(record)) = (session.directory, record) {

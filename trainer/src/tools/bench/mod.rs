@@ -110,8 +110,7 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
     let task = Arc::new(T::new(&args, &setup)?);
     let request = ModelRequest {
         seed: config.seed,
-        image_sizes: &[[config.image_size; 2]],
-        ..ModelRequest::new(config.num_classes, &config.compute, &training_device)
+        ..task.request(&config.compute, &training_device)
     };
     let model = build(&*task, &args, &request)?;
     let step_config = step_config(config, &world.rank_status)?;
