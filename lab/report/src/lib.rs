@@ -21,16 +21,29 @@ use sources::Sources;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-/// Options of a report.
-#[derive(Debug, Clone, Default, PartialEq)]
+/// Flags of `trainer report`.
+#[derive(Debug, Clone, Default, PartialEq, clap::Args)]
 pub struct Request {
-    /// Directories and files of any kind.
+    /// Runs, studies and comparisons; files of predictions, netbench and traces
+    #[arg(required = true, value_name = "DIR")]
     pub inputs: Vec<PathBuf>,
-    /// Directory to write: absent, empty or an earlier report.
+
+    /// Directory for index.html, figures and tables; an earlier report is replaced [default:
+    /// report]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "report",
+        hide_default_value = true
+    )]
     pub output: PathBuf,
-    /// Heading.
+
+    /// Heading of the report [default: that of the study, else "Lockstep report"]
+    #[arg(long, value_name = "TEXT")]
     pub title: Option<String>,
-    /// Target of the time to accuracy, share 0..1; overrides the studies' targets.
+
+    /// Test accuracy whose time is reported, 0..1 [default: that of the study, else none]
+    #[arg(long, value_name = "SHARE")]
     pub target_accuracy: Option<f64>,
 }
 
@@ -60,9 +73,19 @@ pub struct Size {
 /// Reads the inputs and writes their report. Checks the output directory before reading anything.
 ///
 /// # Errors
-/// A [`Refusal`] if an input is of no known kind or the output directory has other files; I/O
-/// errors.
+/// A [`Refusal`] if an input is of no known kind, the output directory has other files, or the
+/// target is no share; I/O errors.
 pub fn write(request: &Request) -> Result<Size> {
+    if let Some(target) = request.target_accuracy
+        && !(target > 0.0 && target <= 1.0)
+    {
+        return Err(Refusal {
+            option: "--target-accuracy",
+            expected: "above 0 and at most 1, as 0.8 for 80 %".to_owned(),
+            got: target.to_string(),
+        }
+        .into());
+    }
     files::check_free(&request.output)?;
     let sources = Sources::read(&request.inputs)?;
     let facts = Facts::new(&sources, request.target_accuracy);

@@ -9,30 +9,16 @@ use std::process::ExitCode;
 use anyhow::{Error, Result, anyhow};
 use report::{Refusal, Request};
 
-use crate::config::cli::{ReportArgs, WatchArgs};
-use crate::config::{in_range, invalid};
+use crate::config::cli::WatchArgs;
+use crate::config::invalid;
 use crate::world::ranks::World;
 
 /// Writes the report page with its figures and tables.
 ///
 /// # Errors
 /// If an input is of an unknown kind or cannot be read, or the output directory has other files.
-pub fn report(args: &ReportArgs, world: &World) -> Result<()> {
-    let target = |target| {
-        in_range(
-            "target-accuracy",
-            target,
-            "above 0 and at most 1, as 0.8 for 80 %",
-            |target| target > 0.0 && target <= 1.0,
-        )
-    };
-    let request = Request {
-        inputs: args.inputs.clone(),
-        output: args.output.clone().unwrap_or("report".into()),
-        title: args.title.clone(),
-        target_accuracy: args.target_accuracy.map(target).transpose()?,
-    };
-    let size = report::write(&request).map_err(as_usage)?;
+pub fn report(request: &Request, world: &World) -> Result<()> {
+    let size = report::write(request).map_err(as_usage)?;
     world.reporter.note(&format!(
         "report of {} sections with {} figures and {} tables written to {}",
         size.num_sections,

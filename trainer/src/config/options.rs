@@ -214,7 +214,7 @@ pub(super) fn expect_ranges(typed: &impl Serialize) -> Result<(), ConfigError> {
 }
 
 /// Returns `value` if it is finite and `accepts` it.
-pub(crate) fn in_range(
+pub(super) fn in_range(
     flag: &str,
     value: f64,
     expected: &str,

@@ -15,7 +15,7 @@ use trainer::commands::eval::eval;
 use trainer::commands::report::report;
 use trainer::commands::train::train;
 use trainer::commands::verify_run::verify_run;
-use trainer::config::cli::{CliOf, CommandOf, ReportArgs, TrainArgs, VerifyRunArgs};
+use trainer::config::cli::{CliOf, CommandOf, TrainArgs, VerifyRunArgs};
 use trainer::config::{BenchConfig, EvalConfig, Family, TrainConfig};
 use trainer::measure::report::Reporter;
 use trainer::run::train::Outcome;
@@ -260,10 +260,10 @@ fn records_and_the_report_of_a_task_have_its_metrics_and_no_accuracy() {
         assert!(test.keys().all(|key| !key.starts_with("top")), "{line}");
     }
     let output = run.0.path().join("report");
-    let args = ReportArgs {
+    let args = report::Request {
         inputs: vec![run.directory()],
-        output: Some(output.clone()),
-        ..ReportArgs::default()
+        output: output.clone(),
+        ..report::Request::default()
     };
     on_ranks(1, None, |world| report(&args, world)).unwrap();
     let figures = fs::read_dir(output.join("figures")).unwrap();

@@ -25,8 +25,8 @@ pub use sections::{
 };
 pub use sync::SyncArgs;
 pub use tools::{
-    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ReportArgs, ShardArgs, VerifyArgs,
-    VerifyRunArgs, WatchArgs,
+    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ShardArgs, VerifyArgs, VerifyRunArgs,
+    WatchArgs,
 };
 
 use crate::config::choices::{BatchNormKind, Split};
@@ -177,7 +177,7 @@ pub enum CommandOf<A: Args> {
     /// Predict the speed of thousands of ranks from one step and a network.
     PredictScaling(Box<WithModel<A, PredictScalingArgs>>),
     /// Write a page with figures and tables of runs, studies, predictions and networks.
-    Report(ReportArgs),
+    Report(report::Request),
     /// Show a run live: curves, speed, time left, warnings.
     Watch(WatchArgs),
     /// Write a folder of images as tar shards, for --dataset shards.

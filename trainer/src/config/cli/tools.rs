@@ -1,4 +1,4 @@
-//! Flags of `report`, `shard`, `watch`, `netbench`, `doctor`, `verify`, `verify-run`, `completions`
+//! Flags of `shard`, `watch`, `netbench`, `doctor`, `verify`, `verify-run`, `completions`
 //! and `man`.
 
 use super::{ComputeArgs, DataArgs};
@@ -7,27 +7,6 @@ use crate::config::netbench::bytes;
 use clap::Args;
 use clap_complete::aot::Shell;
 use std::path::PathBuf;
-
-/// Flags of `trainer report`.
-#[derive(Debug, Clone, Default, Args)]
-pub struct ReportArgs {
-    /// Runs, studies and comparisons; files of predictions, netbench and traces
-    #[arg(required = true, value_name = "DIR")]
-    pub inputs: Vec<PathBuf>,
-
-    /// Directory for index.html, figures and tables; an earlier report is replaced [default:
-    /// report]
-    #[arg(long, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-
-    /// Heading of the report [default: that of the study, else "Lockstep report"]
-    #[arg(long, value_name = "TEXT")]
-    pub title: Option<String>,
-
-    /// Test accuracy whose time is reported, 0..1 [default: that of the study, else none]
-    #[arg(long, value_name = "SHARE")]
-    pub target_accuracy: Option<f64>,
-}
 
 /// Flags of `trainer shard`.
 #[derive(Debug, Clone, Args)]
