@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Serialize)]
 pub(super) struct SavedSections {
     flags: Sections,
-    own_model: Option<SavedModel>,
+    own_model: Option<SavedFamily>,
     world_size: usize,
 }
 
@@ -23,13 +23,13 @@ pub(super) struct SavedSections {
 #[derive(Deserialize)]
 pub(super) struct SavedFlags {
     flags: TrainArgs,
-    own_model: Option<SavedModel>,
+    own_model: Option<SavedFamily>,
     world_size: usize,
 }
 
 /// Facts of a model outside the family of the program, for programs without its family.
 #[derive(Serialize, Deserialize)]
-struct SavedModel {
+struct SavedFamily {
     name: String,
     /// Options that the family supports.
     takes: Vec<ModelOption>,
@@ -40,7 +40,7 @@ impl From<TrainConfig> for SavedSections {
         let is_custom = config.model.family() != Family::BUILT_IN.name;
         Self {
             flags: config.sections,
-            own_model: is_custom.then_some(SavedModel {
+            own_model: is_custom.then_some(SavedFamily {
                 name: config.model_name,
                 takes: config.supported,
             }),
@@ -60,7 +60,7 @@ impl TryFrom<SavedFlags> for TrainConfig {
         } = saved;
         ensure!(world_size > 0, "world_size: expected at least 1, got 0");
         let (model_name, supported) = match own_model {
-            Some(SavedModel { name, takes }) => (name, takes),
+            Some(SavedFamily { name, takes }) => (name, takes),
             None => (
                 Family::BUILT_IN.decide(&mut flags.model)?,
                 Family::BUILT_IN.options.to_vec(),
