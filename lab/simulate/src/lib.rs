@@ -1,20 +1,24 @@
 //! Training speed of N ranks: the real all-reduce algorithms in virtual time.
 //!
 //! In: a model of a network, the step of one rank without communication; measured runs. Out:
-//! seconds per step, images per second, efficiency; tables of predictions and measurements.
+//! seconds per step, images per second, efficiency; [`records::PredictionFile`]s and tables.
 //! Invariant: the time of a reduction depends only on the messages of the real algorithm.
+//! Predictions are marked as predictions, published figures with their source.
 //! Source: Hockney 1994, The communication challenge for MPP (latency and bandwidth); Thakur,
 //! Rabenseifner & Gropp 2005 (one message at a time in each direction); Li et al. 2020, PyTorch
-//! Distributed (2006.15704), for overlap with the backward pass.
+//! Distributed (2006.15704), section 5, for overlap with the backward pass; Karp & Flatt 1990,
+//! Measuring parallel processor performance.
 
 use distributed::CollectiveError;
 
 pub use self::fit::fit;
+pub use self::forecast::{Method, forecast};
 pub use self::measured::{Measured, read as read_measured};
+pub use self::named::NamedNetwork;
 pub use self::network::{Link, NetworkError, NetworkModel, Node};
 pub use self::predict::{Prediction, Predictor, Synchronisation, predict};
 pub use self::profile::StepProfile;
-pub use self::profile_file::{read_profile, step_of, work_of};
+pub use self::profile_file::{read_profile, read_profiles, step_of};
 pub use self::published::published_answers;
 pub use self::scenario::{Scaling, Scenario, karp_flatt, predict_scenarios};
 pub use self::servers::ServerPlacement;
@@ -22,7 +26,9 @@ pub use self::sums::reduction_seconds;
 pub use self::tables::{forecast_lines, measured_lines, published_lines};
 
 mod fit;
+mod forecast;
 mod measured;
+mod named;
 mod network;
 mod predict;
 mod profile;

@@ -82,7 +82,7 @@ pub struct NetworkError {
     pub got: String,
 }
 
-const PRESETS: [(&str, Link); 3] = [
+pub(crate) const PRESETS: [(&str, Link); 3] = [
     (
         "ib-edr",
         Link {
@@ -307,7 +307,7 @@ fn network(text: &str) -> Result<NetworkModel, Refusal> {
     })
 }
 
-fn preset(name: &str) -> Option<Link> {
+pub(crate) fn preset(name: &str) -> Option<Link> {
     let is_it = |(known, _): &&(&str, Link)| name.trim().eq_ignore_ascii_case(known);
     PRESETS.iter().find(is_it).map(|(_, link)| *link)
 }

@@ -3,7 +3,7 @@
 //! In: a file of `trainer bench`. Out: [`ProfileFile`], read and checked; [`StepProfile`].
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use records::{PROFILE_SCHEMA, ProfileFile};
@@ -95,9 +95,63 @@ pub fn read_profile(path: &Path) -> Result<ProfileFile> {
     Ok(file)
 }
 
+/// Reads the step of a model, or two steps that differ only in their batch.
+///
+/// # Errors
+/// Same as [`read_profile`]; also if the second step differs in more than the batch.
+pub fn read_profiles(paths: &[PathBuf]) -> Result<Vec<ProfileFile>> {
+    let profiles: Vec<ProfileFile> = paths
+        .iter()
+        .map(|path| read_profile(path))
+        .collect::<Result<_>>()?;
+    if let [first, second] = profiles.as_slice() {
+        expect_pair((first, &paths[0]), (second, &paths[1]))?;
+    }
+    Ok(profiles)
+}
+
+/// Rejects a second step that differs from the first one in more than the batch.
+fn expect_pair(
+    (first, its): (&ProfileFile, &Path),
+    (second, path): (&ProfileFile, &Path),
+) -> Result<()> {
+    let facts = |profile: &ProfileFile| {
+        let own = [
+            ("model", profile.model.clone()),
+            ("dtype", profile.dtype.clone()),
+        ];
+        let mut facts = work_of(profile);
+        facts.extend(own.map(|(key, value)| (key.to_owned(), value)));
+        facts.insert("threads".to_owned(), profile.threads.to_string());
+        facts
+    };
+    let expected = facts(first);
+    let got = facts(second);
+    let both = expected
+        .iter()
+        .filter_map(|(key, there)| Some((key, there, got.get(key)?)));
+    let wrong: Vec<String> = both
+        .filter(|(_, a, b)| a != b)
+        .map(|(key, there, here)| format!("{key} {here} instead of {there}"))
+        .collect();
+    ensure!(
+        wrong.is_empty() && first.batch_size_per_rank != second.batch_size_per_rank,
+        "{}: expected the step of {} with another batch than {}, got batch {}{}; measure it again so",
+        path.display(),
+        its.display(),
+        first.batch_size_per_rank,
+        second.batch_size_per_rank,
+        wrong
+            .iter()
+            .map(|one| format!(", {one}"))
+            .collect::<String>()
+    );
+    Ok(())
+}
+
 /// Returns the settings of a step's work, under the names of a study. Equal work has equal
 /// settings.
-pub fn work_of(file: &ProfileFile) -> BTreeMap<String, String> {
+pub(crate) fn work_of(file: &ProfileFile) -> BTreeMap<String, String> {
     let mut work = file.options.clone();
     work.insert("kernels".to_owned(), file.kernels.clone());
     work

@@ -4,20 +4,34 @@
 //! Out: a [`PredictionRecord`] per scenario, in order.
 //! Invariant: the same input has the same output.
 
+use std::fmt;
+
+use clap::ValueEnum;
 use rayon::prelude::*;
 use records::PredictionRecord;
+use serde::Serialize;
 
 use crate::{
     NetworkModel, Predictor, ServerPlacement, SimulationError, StepProfile, Synchronisation,
 };
 
 /// Batch that stays fixed as ranks are added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Scaling {
-    /// Batch of each rank.
+    /// The batch of each rank.
     Weak,
-    /// Global batch, that of the measured step, which is divided among the ranks.
+    /// The global batch.
     Strong,
+}
+
+impl fmt::Display for Scaling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Weak => "weak",
+            Self::Strong => "strong",
+        })
+    }
 }
 
 /// Method and number of ranks.
@@ -56,7 +70,7 @@ impl Scenario {
     }
 
     /// Predicts from `measured`, and from `second` for another batch, as
-    /// [`StepProfile::at_batch`] does. The record has all numbers, and no names. Its speedup is
+    /// [`StepProfile::at_batch`] does. The record has no names of the method. Its speedup is
     /// over the measured step.
     ///
     /// # Errors
@@ -83,6 +97,7 @@ impl Scenario {
         Ok(PredictionRecord {
             ranks: self.ranks,
             batch_size_per_rank: step.batch_size_per_rank,
+            scaling: self.scaling.to_string(),
             step_ms: Some(prediction.step_s * 1e3),
             compute_ms: Some(prediction.step_s * prediction.efficiency * 1e3),
             images_per_second: Some(prediction.images_per_second),

@@ -5,16 +5,16 @@
 //! Invariant: an output that cannot be written is rejected before the measurement.
 
 use anyhow::Result;
-use simulate::forecast_lines;
+use simulate::{Scaling, forecast, forecast_lines};
 
 use super::output;
 use crate::config::cli::BenchArgs;
-use crate::config::{BenchConfig, Family, ScalingKind};
+use crate::config::{BenchConfig, Family};
 use crate::measure::report::lines;
 use crate::run::identity;
 use crate::task::Task;
 use crate::tools::bench::{Measurement, measure};
-use crate::tools::predict_scaling::forecast;
+use crate::tools::predict_scaling::method;
 use crate::world::ranks::World;
 
 /// Measures training steps. Collective: all ranks.
@@ -46,9 +46,9 @@ pub fn bench<T: Task>(args: &BenchArgs, world: &World) -> Result<()> {
         let (file, left_out) = forecast(
             std::slice::from_ref(profile),
             &simulation.network,
-            &[config.sync_config()],
+            &[method(&config.sync, profile)?],
             &simulation.ranks,
-            ScalingKind::Weak,
+            Scaling::Weak,
         )?;
         world.reporter.notes(&forecast_lines(&file, &left_out));
     }

@@ -6,19 +6,20 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use records::{PredictionFile, ProfileFile, PublishedFigure};
 use serde::Serialize;
 use simulate::{
-    Measured, forecast_lines, measured_lines, published_lines, read_measured, read_profile, work_of,
+    Measured, NamedNetwork, Scaling, forecast, forecast_lines, measured_lines, published_lines,
+    read_measured, read_profiles,
 };
 
 use super::bench::print;
 use crate::config::cli::PredictScalingArgs;
-use crate::config::{BenchConfig, Family, NamedNetwork, ProfileSource, ScalingConfig, ScalingKind};
+use crate::config::{BenchConfig, Family, ScalingConfig};
 use crate::task::Task;
 use crate::tools::bench::measure;
-use crate::tools::predict_scaling::forecast;
+use crate::tools::predict_scaling::method;
 use crate::world::ranks::World;
 
 /// Divisor of the batch in the second step, which strong scaling needs.
@@ -83,15 +84,16 @@ fn predict<T: Task>(
         .flatten()
         .try_for_each(|path| records::file::check_replaceable(path))?;
     let profiles = profiles::<T>(config, world)?;
+    let methods = config.methods.iter();
+    let methods: Vec<_> = methods
+        .map(|sync| method(sync, &profiles[0]))
+        .collect::<Result<_>>()?;
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
-        let (mut file, left_out) = forecast(
-            &profiles,
-            network,
-            &config.methods,
-            &config.ranks,
-            config.scaling,
-        )?;
+        let (mut file, left_out) =
+            forecast(&profiles, network, &methods, &config.ranks, config.scaling)?;
+        file.created = records::now();
+        file.commit = env!("LOCKSTEP_COMMIT").to_owned();
         file.published = published.to_vec();
         world.reporter.notes(&forecast_lines(&file, &left_out));
         if let Some(path) = path {
@@ -129,69 +131,18 @@ fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf
 }
 
 fn profiles<T: Task>(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
-    match &config.profile {
-        ProfileSource::Files(paths) => {
-            let profiles = paths
-                .iter()
-                .map(|path| read_profile(path))
-                .collect::<Result<Vec<_>>>()?;
-            if let [first, second] = profiles.as_slice() {
-                expect_pair((first, &paths[0]), (second, &paths[1]))?;
-            }
-            Ok(profiles)
-        }
-        ProfileSource::Measured(bench) => {
-            let mut profiles = vec![measured::<T>(bench, world)?];
-            if config.scaling == ScalingKind::Strong && bench.batch_size_per_rank > 1 {
-                let batch_size_per_rank = bench.batch_size_per_rank.div_ceil(SECOND_BATCH);
-                let bench = BenchConfig {
-                    batch_size_per_rank,
-                    ..(**bench).clone()
-                };
-                profiles.push(measured::<T>(&bench, world)?);
-            }
-            Ok(profiles)
-        }
-    }
-}
-
-/// Rejects a second step that differs from the first one in more than the batch.
-fn expect_pair(
-    (first, its): (&ProfileFile, &Path),
-    (second, path): (&ProfileFile, &Path),
-) -> Result<()> {
-    let facts = |profile: &ProfileFile| {
-        let own = [
-            ("model", profile.model.clone()),
-            ("dtype", profile.dtype.clone()),
-        ];
-        let mut facts = work_of(profile);
-        facts.extend(own.map(|(key, value)| (key.to_owned(), value)));
-        facts.insert("threads".to_owned(), profile.threads.to_string());
-        facts
+    let Some(bench) = &config.bench else {
+        return read_profiles(&config.profiles);
     };
-    let expected = facts(first);
-    let got = facts(second);
-    let both = expected
-        .iter()
-        .filter_map(|(key, there)| Some((key, there, got.get(key)?)));
-    let wrong: Vec<String> = both
-        .filter(|(_, a, b)| a != b)
-        .map(|(key, there, here)| format!("{key} {here} instead of {there}"))
-        .collect();
-    ensure!(
-        wrong.is_empty() && first.batch_size_per_rank != second.batch_size_per_rank,
-        "{}: expected the step of {} with another batch than {}, got batch {}{}; measure it again so",
-        path.display(),
-        its.display(),
-        first.batch_size_per_rank,
-        second.batch_size_per_rank,
-        wrong
-            .iter()
-            .map(|one| format!(", {one}"))
-            .collect::<String>()
-    );
-    Ok(())
+    let mut profiles = vec![measured::<T>(bench, world)?];
+    if config.scaling == Scaling::Strong && bench.batch_size_per_rank > 1 {
+        let bench = BenchConfig {
+            batch_size_per_rank: bench.batch_size_per_rank.div_ceil(SECOND_BATCH),
+            ..bench.clone()
+        };
+        profiles.push(measured::<T>(&bench, world)?);
+    }
+    Ok(profiles)
 }
 
 fn measured<T: Task>(bench: &BenchConfig, world: &World) -> Result<ProfileFile> {

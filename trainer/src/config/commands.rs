@@ -8,12 +8,13 @@ use super::data::{DataSection, TrainSplitSection};
 use super::error::{ConfigError, conflict, invalid, no_effect, within};
 use super::family::Family;
 use super::options;
-use super::predict_scaling::{NamedNetwork, named};
+use super::predict_scaling::of_network;
 use super::shared_settings;
 use super::sync::{SyncConfig, SyncSection, timeout};
 use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
 use crate::config::cli::{BenchArgs, DoctorArgs, ModelArgs, ModelSection, TrainSplitArgs};
 use serde::Serialize;
+use simulate::NamedNetwork;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -252,7 +253,8 @@ fn simulation(args: &BenchArgs) -> Result<Option<SimulationConfig>, ConfigError>
     let ranks = args.simulate_ranks.clone().unwrap_or_else(powers);
     simulated_ranks("--simulate-ranks", &ranks)?;
     Ok(Some(SimulationConfig {
-        network: named("--simulate-network", network)?,
+        network: NamedNetwork::read(network)
+            .map_err(|error| of_network("--simulate-network", error))?,
         ranks,
     }))
 }

@@ -39,7 +39,7 @@ pub use crate::config::choices::{
     Activations, AugmentKind, BatchNormKind, Compression, Convolution, CpuKind, CropScale,
     DatasetKind, DeviceChoice, InputKind, Kernels, LossScaling, ModelOption, Monitor, OnBadImage,
     OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, Recompute, ReductionChoice,
-    SamplerKind, ScalingKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
+    SamplerKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
 };
 pub use batch::BatchSection;
 pub(crate) use commands::file_name;
@@ -58,8 +58,7 @@ pub(crate) use family::decided;
 pub use model::ModelChoice;
 pub use netbench::NetbenchConfig;
 pub use optimizer::{AdamConfig, LossChoice, OptimizerChoice, OptimizerSection, SgdConfig};
-pub(crate) use options::in_range;
-pub use predict_scaling::{NamedNetwork, NetworkSource, ProfileSource, ScalingConfig};
+pub use predict_scaling::ScalingConfig;
 pub use resolve::Sections;
 pub use run::{OnNonFinite, RunSection};
 pub use scaling_method::scaling_method_name;
@@ -70,7 +69,7 @@ use crate::config::choices::Resolution;
 use crate::config::cli::{DataArgs, ModelSection, TrainArgs};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
 use std::path::Path;
@@ -342,22 +341,20 @@ impl TrainConfig {
     /// `before`, because they change the course of the parameters. Another number of epochs counts
     /// only if it changes the schedule and `--schedule-epochs` is absent.
     pub fn differences(&self, before: &Self) -> Vec<ConfigDifference> {
-        let old: BTreeMap<String, String> = before.settings().into_iter().collect();
-        let new: BTreeMap<String, String> = self.settings().into_iter().collect();
-        let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-        let value = |settings: &BTreeMap<String, String>, key: &str| {
-            settings.get(key).map_or("unset".to_owned(), String::clone)
-        };
-        let mut differences = Vec::new();
-        for key in keys {
-            if options::is_fixed(key) && old.get(key) != new.get(key) {
-                differences.push(ConfigDifference {
-                    key: key.clone(),
-                    before: value(&old, key),
-                    now: value(&new, key),
-                });
+        let unset = || ["unset", "unset"].map(str::to_owned);
+        let mut values: BTreeMap<String, [String; 2]> = BTreeMap::new();
+        for (index, config) in [before, self].into_iter().enumerate() {
+            for (key, value) in config.settings() {
+                if options::is_fixed(&key) {
+                    values.entry(key).or_insert_with(unset)[index] = value;
+                }
             }
         }
+        let mut differences: Vec<ConfigDifference> = values
+            .into_iter()
+            .filter(|(_, [before, now])| before != now)
+            .map(|(key, [before, now])| ConfigDifference { key, before, now })
+            .collect();
         let planned = self.schedule.planned_epochs();
         let was = before.schedule.planned_epochs();
         if self.depends_on_epochs() && self.schedule.schedule_epochs.is_none() && planned != was {

@@ -1,7 +1,6 @@
-//! The configuration of `netbench`, and measured networks.
+//! The configuration of `netbench`.
 //!
-//! In: its flags; the file of an earlier measurement. Out: plain values. Invariant: sizes ascend
-//! without duplicates.
+//! In: its flags. Out: plain values. Invariant: sizes ascend without duplicates.
 
 use super::error::{ConfigError, invalid, no_effect};
 use super::options::in_range;
@@ -9,8 +8,6 @@ use super::sync::timeout;
 use crate::config::choices::ReductionChoice;
 use crate::config::cli::NetbenchArgs;
 use clap::ValueEnum;
-use simulate::NetworkModel;
-use std::path::Path;
 use std::time::Duration;
 
 /// Largest message, bytes.
@@ -149,38 +146,6 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "expected 1 to 1GiB, such as 4096, 64KiB or 16MiB".to_owned())
 }
 
-/// Returns true if the text of `--simulate-network` names a file of `trainer netbench`.
-pub(super) fn names_a_measurement(text: &str) -> bool {
-    text.trim().to_ascii_lowercase().ends_with(".json")
-}
-
-/// Reads the network in a file of `trainer netbench --output`.
-pub(super) fn measured_network(
-    option: &'static str,
-    path: &Path,
-) -> Result<NetworkModel, ConfigError> {
-    let refuse = |got: String| {
-        invalid(
-            option,
-            "a file that `trainer netbench --output` wrote",
-            format!("{}: {got}", path.display()),
-        )
-    };
-    let text = records::file::read(path).map_err(|error| refuse(error.to_string()))?;
-    let record: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
-    match record.get("network") {
-        Some(serde_json::Value::String(network)) => {
-            network.parse().map_err(|error| refuse(format!("{error}")))
-        }
-        Some(serde_json::Value::Null) => Err(refuse(
-            "its sizes or its one rank determine no network; measure larger sizes on several ranks"
-                .to_owned(),
-        )),
-        _ => Err(refuse("no network in it".to_owned())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,41 +243,5 @@ mod tests {
             all.iter()
                 .all(|(_, name)| *name != ReductionChoice::Nccl.to_string())
         );
-    }
-
-    #[test]
-    fn a_measured_network_is_read_from_its_file_and_other_files_are_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let read = |text: &str| {
-            let path = directory.path().join("network.json");
-            std::fs::write(&path, text).unwrap();
-            measured_network("--simulate-network", &path).map_err(|error| error.to_string())
-        };
-        assert_eq!(
-            read("{\"network\": \"30us,113MB/s@2:shared:1us,5000MB/s\"}")
-                .unwrap()
-                .ranks_per_node(),
-            2
-        );
-        assert!(
-            read("{\"network\": null}")
-                .unwrap_err()
-                .contains("determine no network")
-        );
-        assert!(
-            read("{\"network\": \"token-ring\"}")
-                .unwrap_err()
-                .contains("token-ring")
-        );
-        for text in ["", "[]", "{}", "{\"network\": 3}", "\u{0}"] {
-            let error = read(text).unwrap_err();
-            assert!(
-                error.contains(
-                    "--simulate-network: expected a file that `trainer netbench --output` wrote"
-                ),
-                "{error}"
-            );
-        }
-        assert!(names_a_measurement("runs/Net.JSON") && !names_a_measurement("1gbe"));
     }
 }

@@ -1,24 +1,18 @@
 //! The configuration of `predict-scaling`.
 //!
-//! In: its flags. Out: plain values. Invariant: numbers of ranks ascend without duplicates; names
-//! of networks differ.
+//! In: its flags. Out: plain values. Invariant: numbers of ranks ascend without duplicates.
 
 use std::path::PathBuf;
 
-use simulate::{Link, NetworkError, NetworkModel};
+use simulate::{NamedNetwork, Scaling, SimulationError};
 
 use super::commands::{BenchConfig, MAX_SIMULATED, file_name, simulated_ranks};
 use super::error::{ConfigError, invalid, no_effect, within};
 use super::family::Family;
-use super::netbench::{measured_network, names_a_measurement};
 use super::scaling_method::scaling_method;
-use super::sync::SyncConfig;
+use super::sync::SyncSection;
 use super::{file, options};
-use crate::config::choices::ScalingKind;
 use crate::config::cli::{BenchArgs, PredictScalingArgs, SyncArgs};
-
-/// Default networks.
-const NETWORKS: [&str; 3] = ["ib-edr", "10gbe", "1gbe"];
 
 /// Default methods: every method, and both kinds of compression.
 const METHODS: [&str; 9] = [
@@ -33,50 +27,22 @@ const METHODS: [&str; 9] = [
     "local-sgd:8",
 ];
 
-/// Source of the step.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ProfileSource {
-    /// Files; a second file gives the part of a step that does not depend on the batch.
-    Files(Vec<PathBuf>),
-    /// A step measured now; strong scaling also measures a step with fewer samples.
-    Measured(Box<BenchConfig>),
-}
-
-/// Source of a network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NetworkSource {
-    /// A built-in network.
-    Named,
-    /// Latency and bandwidth in the flag.
-    Flags,
-    /// A file of `trainer netbench`.
-    Measured(PathBuf),
-}
-
-/// A network with a name.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NamedNetwork {
-    /// Name as typed, or the name of the file.
-    pub name: String,
-    /// Source of the network.
-    pub source: NetworkSource,
-    /// Links and nodes.
-    pub model: NetworkModel,
-}
-
 /// The predictions of `trainer predict-scaling`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScalingConfig {
-    /// Source of the step.
-    pub profile: ProfileSource,
+    /// Files of steps. A second file gives the part of a step that does not depend on the batch.
+    pub profiles: Vec<PathBuf>,
+    /// The step that is measured now, without files. Strong scaling also measures a step with fewer
+    /// samples.
+    pub bench: Option<BenchConfig>,
     /// Networks, at least one.
     pub networks: Vec<NamedNetwork>,
     /// Numbers of training ranks, ascending.
     pub ranks: Vec<usize>,
     /// Methods with their buckets.
-    pub methods: Vec<SyncConfig>,
+    pub methods: Vec<SyncSection>,
     /// Batch that stays constant.
-    pub scaling: ScalingKind,
+    pub scaling: Scaling,
     /// Output file.
     pub output: Option<PathBuf>,
 }
@@ -136,21 +102,29 @@ impl ScalingConfig {
             ..SyncArgs::default()
         };
         let all = METHODS.map(str::to_owned).to_vec();
+        let ranks_per_node = args
+            .ranks_per_node
+            .map(|ranks| within("--ranks-per-node", ranks, 1..=MAX_SIMULATED))
+            .transpose()?;
+        let networks = args.network.clone().unwrap_or_else(NamedNetwork::built_in);
+        let networks = NamedNetwork::read_all(&networks, ranks_per_node);
         let methods = args.methods.as_ref().unwrap_or(&all).iter();
         Ok(Some(Self {
-            profile: profile(args, family)?,
-            networks: networks(args)?,
+            bench: bench(args, family)?,
+            profiles: args.profile.clone().unwrap_or_default(),
+            networks: networks.map_err(|error| of_network("--network", error))?,
             ranks,
             methods: methods
                 .map(|text| scaling_method(text, &sync, MAX_SIMULATED))
                 .collect::<Result<_, _>>()?,
-            scaling: args.scaling.unwrap_or(ScalingKind::Weak),
+            scaling: args.scaling.unwrap_or(Scaling::Weak),
             output: file_name("--output", args.output.as_ref())?,
         }))
     }
 }
 
-fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, ConfigError> {
+/// Returns the step to measure, without files; otherwise checks the number of files.
+fn bench(args: &PredictScalingArgs, family: &Family) -> Result<Option<BenchConfig>, ConfigError> {
     let Some(files) = &args.profile else {
         let bench = BenchArgs {
             batch_size_per_rank: args.batch_size_per_rank,
@@ -160,11 +134,10 @@ fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, 
             compute: args.compute,
             ..BenchArgs::default()
         };
-        let bench = BenchConfig::resolve(&bench, family, 1)?;
-        return Ok(ProfileSource::Measured(Box::new(bench)));
+        return BenchConfig::resolve(&bench, family, 1).map(Some);
     };
     let most = match args.scaling {
-        Some(ScalingKind::Strong) => 2,
+        Some(Scaling::Strong) => 2,
         _ => 1,
     };
     if !(1..=most).contains(&files.len()) {
@@ -175,78 +148,12 @@ fn profile(args: &PredictScalingArgs, family: &Family) -> Result<ProfileSource, 
             format!("{} files", files.len()),
         ));
     }
-    Ok(ProfileSource::Files(files.clone()))
+    Ok(None)
 }
 
-fn networks(args: &PredictScalingArgs) -> Result<Vec<NamedNetwork>, ConfigError> {
-    let ranks_per_node = args
-        .ranks_per_node
-        .map(|ranks| within("--ranks-per-node", ranks, 1..=MAX_SIMULATED))
-        .transpose()?;
-    let given = args
-        .network
-        .clone()
-        .unwrap_or_else(|| NETWORKS.map(str::to_owned).to_vec());
-    let mut networks: Vec<NamedNetwork> = Vec::new();
-    for text in &given {
-        // A comma separates latency and bandwidth, but also names in a list.
-        let first = text.split(',').next().unwrap_or_default().trim();
-        let begins_with_latency = first.starts_with(|c: char| c.is_ascii_digit())
-            && first.parse::<NetworkModel>().is_err()
-            && !names_a_measurement(first);
-        let items: Vec<&str> = match begins_with_latency || text.parse::<NetworkModel>().is_ok() {
-            true => vec![text],
-            false => text.split(',').collect(),
-        };
-        for item in items {
-            let mut network = named("--network", item.trim())?;
-            if let Some(ranks) = ranks_per_node {
-                let link = network.model.node.map_or(Link::MEMORY, |node| node.link);
-                network.model.node = None;
-                if ranks > 1 {
-                    network.model = network.model.with_nodes(ranks, link).with_shared_memory();
-                }
-            }
-            match networks.iter().any(|other| other.name == network.name) {
-                false => networks.push(network),
-                true => {
-                    let expected = "networks with different names".to_owned();
-                    let got = format!("{} twice", network.name);
-                    return Err(invalid("--network", expected, got));
-                }
-            }
-        }
-    }
-    Ok(networks)
-}
-
-/// Returns the network whose name, description or file is `text`.
-pub(super) fn named(option: &'static str, text: &str) -> Result<NamedNetwork, ConfigError> {
-    if names_a_measurement(text) {
-        let path = PathBuf::from(text.trim());
-        let name = path.file_stem().unwrap_or(path.as_os_str());
-        return Ok(NamedNetwork {
-            name: name.to_string_lossy().into_owned(),
-            model: measured_network(option, &path)?,
-            source: NetworkSource::Measured(path),
-        });
-    }
-    let model = text.parse();
-    let lower = text.to_ascii_lowercase();
-    Ok(NamedNetwork {
-        name: text.to_owned(),
-        source: match lower.split('@').next() {
-            Some(name) if NETWORKS.contains(&name) => NetworkSource::Named,
-            _ => NetworkSource::Flags,
-        },
-        model: model.map_err(|NetworkError { expected, got, .. }| {
-            let place = match got == text {
-                true => String::new(),
-                false => format!(" in \"{text}\""),
-            };
-            invalid(option, expected, format!("\"{got}\"{place}"))
-        })?,
-    })
+/// Converts an error about the networks of `option`.
+pub(super) fn of_network(option: &str, error: SimulationError) -> ConfigError {
+    ConfigError(format!("{option}: {error}"))
 }
 
 #[cfg(test)]
@@ -269,17 +176,8 @@ mod tests {
         assert_eq!((scaling.methods.len(), scaling.networks.len()), (9, 3));
         assert_eq!(scaling.ranks, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
         for network in scaling.networks {
-            assert_eq!(network.source, NetworkSource::Named);
+            assert_eq!(network.source, "named");
         }
-    }
-
-    #[test]
-    fn networks_are_names_numbers_or_lists_of_names() {
-        let networks = scaling("--network ib-edr,1gbe --network 50us,113MB/s@2").networks;
-        let names: Vec<String> = networks.into_iter().map(|network| network.name).collect();
-        assert_eq!(names, ["ib-edr", "1gbe", "50us,113MB/s@2"]);
-        let network = scaling("--network 10gbe --ranks-per-node 4").networks[0].model;
-        assert_eq!(network.to_string(), "10gbe@4:shared");
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! A method of synchronisation in one word, for lists of methods.
 //!
 //! In: text such as `allreduce:ring`, `allreduce+bf16`, `parameter-server:2@own`, `local-sgd:8`.
-//! Out: the configuration that the equivalent flags of `train` give.
+//! Out: the section that the equivalent flags of `train` give.
 //! Invariant: a method that [`scaling_method_name`] writes is read as the same method.
 
 use clap::ValueEnum;
 
 use super::error::{ConfigError, invalid};
 use super::options;
-use super::sync::{SyncConfig, SyncMethod};
+use super::sync::{SyncMethod, SyncSection};
 use crate::config::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
 use crate::config::cli::SyncArgs;
 
@@ -22,7 +22,7 @@ pub(super) fn scaling_method(
     text: &str,
     args: &SyncArgs,
     most_ranks: usize,
-) -> Result<SyncConfig, ConfigError> {
+) -> Result<SyncSection, ConfigError> {
     let text = text.trim();
     let refuse = |error: &str| invalid("--methods", EXPECTED, format!("\"{text}\"{error}"));
     let args = flags(text, args, most_ranks).ok_or_else(|| refuse(""))?;
@@ -30,7 +30,7 @@ pub(super) fn scaling_method(
         .and_then(|()| args.clone().decide(most_ranks, DeviceChoice::Flex))
         .and_then(|section| {
             options::expect_effect(&args, &section)?;
-            Ok(section.config(DeviceChoice::Flex))
+            Ok(section)
         })
         .map_err(|error| refuse(&format!(": {error}")))
 }
@@ -119,7 +119,7 @@ pub fn scaling_method_name(method: &SyncMethod) -> String {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<SyncConfig, String> {
+    fn read(text: &str) -> Result<SyncSection, String> {
         scaling_method(text, &SyncArgs::default(), 64).map_err(|error| error.to_string())
     }
 

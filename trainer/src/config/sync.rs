@@ -159,7 +159,7 @@ impl From<SyncSection> for SyncArgs {
 
 impl SyncSection {
     /// Returns the configuration that these options give on `device`.
-    pub(super) fn config(&self, device: DeviceChoice) -> SyncConfig {
+    pub(crate) fn config(&self, device: DeviceChoice) -> SyncConfig {
         let gpu = match (device, &self.method) {
             (
                 DeviceChoice::Cuda(gpu),

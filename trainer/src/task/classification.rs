@@ -19,8 +19,8 @@ use datasets::{
 use super::{Goal, ModelInput, Opening, Purpose, Scores, Setup, Task};
 use crate::config::choices::Resolution;
 use crate::config::{
-    BenchConfig, ComputeSection, ConfigError, InputKind, LossChoice, ModelOption, SamplerKind, TrainConfig,
-    TrainSplitSection,
+    BenchConfig, ComputeSection, ConfigError, InputKind, LossChoice, ModelOption, SamplerKind,
+    TrainConfig, TrainSplitSection,
 };
 use crate::measure::metrics::ScoreSums;
 use crate::model::data::{self, OpenedSplit};

@@ -202,14 +202,6 @@ choices! {
         Nccl,
     }
 
-    /// The batch that does not change with the number of ranks.
-    ScalingKind {
-        /// The batch of each rank.
-        Weak,
-        /// The global batch.
-        Strong,
-    }
-
     /// The ranks that are parameter servers.
     PlacementKind {
         /// The first ranks, which train as well.

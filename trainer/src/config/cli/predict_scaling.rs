@@ -1,9 +1,10 @@
 //! Flags of `trainer predict-scaling`.
 
-use crate::config::choices::{OnOff, ScalingKind};
+use crate::config::choices::OnOff;
 use crate::config::cli::{ComputeArgs, ModelSection};
 use clap::Args;
 use serde::Serialize;
+use simulate::Scaling;
 use std::path::PathBuf;
 
 /// Flags of `trainer predict-scaling`.
@@ -33,7 +34,7 @@ pub struct PredictScalingArgs {
 
     /// Batch that stays the same as ranks are added [default: weak]
     #[arg(long, value_name = "KIND")]
-    pub scaling: Option<ScalingKind>,
+    pub scaling: Option<Scaling>,
 
     /// Largest gradient bucket, MiB [default: 1/8 of the gradients, 0.0625 to 0.5]
     #[arg(long, value_name = "MIB")]
