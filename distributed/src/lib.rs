@@ -57,6 +57,8 @@ pub mod watchdog;
 
 /// Gradients of a step: buckets, agreement of the ranks, sums over micro-steps and ranks.
 pub mod gradients {
+    #[cfg(feature = "cli")]
+    pub use crate::algorithms::ReductionChoice;
     pub use crate::algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
     pub use crate::bucket::{Bucket, BucketPlan};
     pub use crate::compress::{BucketCompressor, CompressionKind, PowerSgdLimits, TensorSpan};

@@ -41,6 +41,50 @@ pub enum ReductionKind {
     Exact,
 }
 
+/// Name of an algorithm that sums gradients, as value of a flag.
+#[cfg(feature = "cli")]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReductionChoice {
+    /// The collective of the MPI library.
+    Mpi,
+    /// Around a ring of ranks.
+    Ring,
+    /// Recursive halving and doubling.
+    HalvingDoubling,
+    /// Inside each machine, then between machines.
+    Hierarchical,
+    /// The same bits on any number of ranks.
+    Exact,
+    /// NVIDIA's NCCL on the GPUs of the ranks.
+    Nccl,
+}
+
+#[cfg(feature = "cli")]
+impl ReductionChoice {
+    /// Returns the algorithm that uses messages between ranks; `None` for NCCL.
+    pub fn kind(self) -> Option<ReductionKind> {
+        Some(match self {
+            Self::Mpi => ReductionKind::Library,
+            Self::Ring => ReductionKind::Ring,
+            Self::HalvingDoubling => ReductionKind::HalvingDoubling,
+            Self::Hierarchical => ReductionKind::Hierarchical,
+            Self::Exact => ReductionKind::Exact,
+            Self::Nccl => return None,
+        })
+    }
+}
+
+#[cfg(feature = "cli")]
+impl std::fmt::Display for ReductionChoice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let value = clap::ValueEnum::to_possible_value(self).expect("no variant is skipped");
+        formatter.pad(value.get_name())
+    }
+}
+
 /// All-reduce of buffers by one algorithm. Second buffers are kept between calls.
 #[derive(Debug)]
 pub struct AllReducer {

@@ -11,6 +11,7 @@
 //! narrower than 5 % to either side, until its time is used up, or ten thousand times.
 
 mod collectives;
+mod flags;
 mod overlap;
 mod point_to_point;
 mod points;
@@ -26,6 +27,7 @@ use distributed::gradients::ReductionKind;
 use records::{Environment, NetbenchResult, PointRules};
 use simulate::NetworkModel;
 
+pub use flags::NetbenchArgs;
 pub use render::heading_lines;
 
 /// Sizes, pairs and collectives of a measurement.

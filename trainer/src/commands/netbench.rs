@@ -5,12 +5,12 @@
 
 use anyhow::Result;
 use distributed::Communicator;
+use netbench::NetbenchArgs;
 use records::Environment;
 use std::path::Path;
 
 use super::output;
-use crate::config::NetbenchConfig;
-use crate::config::cli::NetbenchArgs;
+use crate::config::{ConfigError, timeout};
 use crate::measure::manifest::cpu_model;
 use crate::run::identity;
 use crate::world::ranks::World;
@@ -22,15 +22,19 @@ use crate::world::ranks::World;
 /// If flags contradict each other or differ between ranks, the output cannot be written, or a
 /// message or collective fails.
 pub fn netbench(args: &NetbenchArgs, world: &World) -> Result<()> {
-    let config = NetbenchConfig::resolve(args, world.communicator.world_size())?;
-    let watchdog = world.watch(config.timeout)?;
-    identity::compare(config.shared_settings(), &*world.communicator)?;
+    let timeout = timeout(args.timeout)?;
+    let plan = args.plan(world.communicator.world_size(), timeout);
+    let plan = plan.map_err(ConfigError)?;
+    let watchdog = world.watch(timeout)?;
+    let mut settings = plan.shared_settings();
+    settings.push(("--timeout".to_owned(), timeout.as_secs().to_string()));
+    identity::compare(settings, &*world.communicator)?;
     let output = output("--output", args.output.as_ref(), world)?;
     let environment = environment(&*world.communicator)?;
     let reporter = &world.reporter;
     reporter.notes(&netbench::heading_lines(&environment));
     let result = netbench::measure(
-        &config.plan,
+        &plan,
         &world.communicator,
         environment,
         &|| world.stop.is_raised(),

@@ -1,7 +1,7 @@
 //! The input of a trained model: what makes it usable without its data set.
 //!
-//! In: the train and the evaluated split. Out: shape, normalisation and classes, as a checkpoint has
-//! them.
+//! In: the train and the evaluated split. Out: shape, normalisation and classes, as a checkpoint
+//! has them.
 //! Invariant: pure.
 
 use anyhow::{Result, ensure};

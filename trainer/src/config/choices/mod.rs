@@ -13,13 +13,14 @@ pub use burn_resnet::Shortcut;
 pub use class_weights::ClassWeights;
 pub use datasets::{OnBadImage, Split};
 pub use device::{DeviceChoice, nvidia_driver_present};
+pub use distributed::gradients::ReductionChoice;
 pub use layers::backend::{Activations, Convolution, Kernels, Recompute};
 pub use loss_scaling::LossScaling;
 pub use monitor::Monitor;
 pub use resolution::Resolution;
 
 use clap::ValueEnum;
-use distributed::gradients::{CompressionKind, ReductionKind};
+use distributed::gradients::CompressionKind;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -186,22 +187,6 @@ choices! {
         PostLocalSgd,
     }
 
-    /// An algorithm that sums gradients.
-    ReductionChoice {
-        /// The collective of the MPI library.
-        Mpi,
-        /// Around a ring of ranks.
-        Ring,
-        /// Recursive halving and doubling.
-        HalvingDoubling,
-        /// Inside each machine, then between machines.
-        Hierarchical,
-        /// The same bits on any number of ranks.
-        Exact,
-        /// NVIDIA's NCCL on the GPUs of the ranks.
-        Nccl,
-    }
-
     /// The ranks that are parameter servers.
     PlacementKind {
         /// The first ranks, which train as well.
@@ -265,20 +250,6 @@ impl ScheduleKind {
     /// Returns true if the rate of a step depends on the number of planned epochs.
     pub fn depends_on_epochs(self) -> bool {
         matches!(self, Self::Cosine | Self::OneCycle | Self::Polynomial)
-    }
-}
-
-impl ReductionChoice {
-    /// Returns the algorithm that uses messages between ranks; `None` for NCCL.
-    pub fn kind(self) -> Option<ReductionKind> {
-        Some(match self {
-            Self::Mpi => ReductionKind::Library,
-            Self::Ring => ReductionKind::Ring,
-            Self::HalvingDoubling => ReductionKind::HalvingDoubling,
-            Self::Hierarchical => ReductionKind::Hierarchical,
-            Self::Exact => ReductionKind::Exact,
-            Self::Nccl => return None,
-        })
     }
 }
 

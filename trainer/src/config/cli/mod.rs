@@ -25,8 +25,7 @@ pub use sections::{
 };
 pub use sync::SyncArgs;
 pub use tools::{
-    CompletionsArgs, DoctorArgs, ManArgs, NetbenchArgs, ShardArgs, VerifyArgs, VerifyRunArgs,
-    WatchArgs,
+    CompletionsArgs, DoctorArgs, ManArgs, ShardArgs, VerifyArgs, VerifyRunArgs, WatchArgs,
 };
 
 use crate::config::choices::{BatchNormKind, Split};
@@ -34,6 +33,7 @@ use crate::config::options::OF_IMAGES;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use cluster::{HostsCommand, LaunchArgs, SlurmCommand};
+use netbench::NetbenchArgs;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use study::{CompareArgs, StudyArgs};

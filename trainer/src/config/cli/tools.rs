@@ -1,9 +1,6 @@
-//! Flags of `shard`, `watch`, `netbench`, `doctor`, `verify`, `verify-run`, `completions`
-//! and `man`.
+//! Flags of `shard`, `watch`, `doctor`, `verify`, `verify-run`, `completions` and `man`.
 
 use super::{ComputeArgs, DataArgs};
-use crate::config::choices::ReductionChoice;
-use crate::config::netbench::bytes;
 use clap::Args;
 use clap_complete::aot::Shell;
 use std::path::PathBuf;
@@ -37,46 +34,6 @@ pub struct WatchArgs {
     /// End with the run; exit code 3 if it has not finished [default: off]
     #[arg(long, conflicts_with = "once")]
     pub until_end: bool,
-}
-
-/// Flags of `trainer netbench`.
-#[derive(Debug, Clone, Default, Args)]
-pub struct NetbenchArgs {
-    /// Sizes, comma-separated, bytes, KiB or MiB [default: powers of 4 from 1 to 64MiB]
-    #[arg(long, value_delimiter = ',', value_parser = bytes)]
-    pub sizes: Option<Vec<usize>>,
-
-    /// Largest of the default sizes, bytes, KiB or MiB [default: 64MiB]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub max_bytes: Option<usize>,
-
-    /// Longest time of a point, seconds; it ends earlier at 5 % [default: 1]
-    #[arg(long, value_name = "SECONDS")]
-    pub seconds_per_point: Option<f64>,
-
-    /// Largest number of pairs of nodes (on one node, of ranks) [default: 28]
-    #[arg(long)]
-    pub pairs: Option<usize>,
-
-    /// Numbers of ranks for the collectives, comma-separated [default: all ranks]
-    #[arg(long, value_delimiter = ',')]
-    pub ranks: Option<Vec<usize>>,
-
-    /// Algorithms of all-reduce, comma-separated [default: all but nccl]
-    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
-    pub reductions: Option<Vec<ReductionChoice>>,
-
-    /// File for points, fit and environment, JSON [default: none]
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-
-    /// Longest wait for ranks without progress before all stop, seconds [default: 120]
-    #[arg(long, value_name = "SECONDS")]
-    pub timeout: Option<u64>,
-
-    /// Print one JSON object as the last line [default: off]
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Flags of `trainer doctor`.

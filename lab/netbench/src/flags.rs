@@ -1,14 +1,13 @@
-//! The configuration of `netbench`.
+//! The flags of `trainer netbench`.
 //!
-//! In: its flags. Out: plain values. Invariant: sizes ascend without duplicates.
+//! In: flags. Out: a [`NetbenchPlan`]. Invariant: sizes ascend without duplicates.
 
-use super::error::{ConfigError, invalid, no_effect};
-use super::options::in_range;
-use super::sync::timeout;
-use crate::config::choices::ReductionChoice;
-use crate::config::cli::NetbenchArgs;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
+use distributed::gradients::ReductionChoice;
+use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::NetbenchPlan;
 
 /// Largest message, bytes.
 const MOST_BYTES: usize = 1 << 30;
@@ -19,107 +18,125 @@ const DEFAULT_MOST_BYTES: usize = 64 << 20;
 /// Longest time of a point, seconds.
 const MOST_SECONDS: f64 = 3600.0;
 
-/// The measurement of `trainer netbench`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NetbenchConfig {
-    /// Messages and collectives.
-    pub plan: netbench::NetbenchPlan,
-    /// Longest wait for another rank.
-    pub timeout: Duration,
+/// Flags of `trainer netbench`.
+#[derive(Debug, Clone, Default, Args)]
+pub struct NetbenchArgs {
+    /// Sizes, comma-separated, bytes, KiB or MiB [default: powers of 4 from 1 to 64MiB]
+    #[arg(long, value_delimiter = ',', value_parser = bytes)]
+    pub sizes: Option<Vec<usize>>,
+
+    /// Largest of the default sizes, bytes, KiB or MiB [default: 64MiB]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub max_bytes: Option<usize>,
+
+    /// Longest time of a point, seconds; it ends earlier at 5 % [default: 1]
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds_per_point: Option<f64>,
+
+    /// Largest number of pairs of nodes (on one node, of ranks) [default: 28]
+    #[arg(long)]
+    pub pairs: Option<usize>,
+
+    /// Numbers of ranks for the collectives, comma-separated [default: all ranks]
+    #[arg(long, value_delimiter = ',')]
+    pub ranks: Option<Vec<usize>>,
+
+    /// Algorithms of all-reduce, comma-separated [default: all but nccl]
+    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
+    pub reductions: Option<Vec<ReductionChoice>>,
+
+    /// File for points, fit and environment, JSON [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Longest wait for ranks without progress before all stop, seconds [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    pub timeout: Option<u64>,
+
+    /// Print one JSON object as the last line [default: off]
+    #[arg(long)]
+    pub json: bool,
 }
 
-impl NetbenchConfig {
-    /// Resolves the flags.
+impl NetbenchArgs {
+    /// Returns the measurement on `world_size` ranks that wait up to `timeout` for each other.
     ///
     /// # Errors
-    /// A [`ConfigError`] that names the option and the remedy.
-    pub fn resolve(args: &NetbenchArgs, world_size: usize) -> Result<Self, ConfigError> {
-        let expected = format!("above 0 and at most {MOST_SECONDS}");
-        let seconds = args.seconds_per_point.unwrap_or(1.0);
-        let seconds = in_range("seconds-per-point", seconds, &expected, |seconds| {
-            seconds > 0.0 && seconds <= MOST_SECONDS
-        })?;
-        let timeout = timeout(args.timeout)?;
-        if timeout.as_secs_f64() <= 2.0 * seconds {
-            let expected = format!(
-                "more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair"
-            );
-            return Err(invalid("--timeout", expected, format!("{timeout:?}")));
-        }
-        if args.ranks.is_some() && world_size == 1 {
-            return Err(no_effect(
-                "--ranks",
-                "in a world of one rank",
-                "start it with mpirun or srun, or leave it out",
+    /// A text that names the option and the remedy.
+    pub fn plan(&self, world_size: usize, timeout: Duration) -> Result<NetbenchPlan, String> {
+        let seconds = self.seconds_per_point.unwrap_or(1.0);
+        if !(seconds > 0.0 && seconds <= MOST_SECONDS) {
+            return Err(format!(
+                "--seconds-per-point: expected above 0 and at most {MOST_SECONDS}, got {seconds}"
             ));
+        }
+        if timeout.as_secs_f64() <= 2.0 * seconds {
+            return Err(format!(
+                "--timeout: expected more than twice --seconds-per-point, {seconds} s, as other ranks wait for a pair, got {timeout:?}"
+            ));
+        }
+        if self.ranks.is_some() && world_size == 1 {
+            return Err("--ranks has no effect in a world of one rank: start it with mpirun or srun, or leave it out".to_owned());
         }
         let all = if world_size > 1 {
             vec![world_size]
         } else {
             Vec::new()
         };
-        let mut ranks = args.ranks.clone().unwrap_or(all);
-        ranks.sort_unstable();
-        ranks.dedup();
+        let ranks = ascending(self.ranks.clone().unwrap_or(all));
         if let Some(wrong) = ranks
             .iter()
             .find(|ranks| !(2..=world_size).contains(*ranks))
         {
-            let expected = format!("numbers from 2 to {world_size}, the world size");
-            return Err(invalid("--ranks", expected, wrong));
-        }
-        if args.max_bytes.is_some() && args.sizes.is_some() {
-            return Err(no_effect(
-                "--max-bytes",
-                "with --sizes, which lists all sizes",
-                "leave one of them out",
+            return Err(format!(
+                "--ranks: expected numbers from 2 to {world_size}, the world size, got {wrong}"
             ));
         }
-        if args.pairs == Some(0) {
-            return Err(invalid("--pairs", "at least 1", 0));
+        if self.max_bytes.is_some() && self.sizes.is_some() {
+            return Err("--max-bytes has no effect with --sizes, which lists all sizes: leave one of them out".to_owned());
         }
-        let most = args.max_bytes.unwrap_or(DEFAULT_MOST_BYTES);
+        if self.pairs == Some(0) {
+            return Err("--pairs: expected at least 1, got 0".to_owned());
+        }
+        let most = self.max_bytes.unwrap_or(DEFAULT_MOST_BYTES);
         let powers = (0..).map(|power| 1 << (2 * power));
-        let mut sizes = match &args.sizes {
+        let sizes = match &self.sizes {
             Some(sizes) => sizes.clone(),
             None => powers.take_while(|&bytes| bytes <= most).collect(),
         };
-        sizes.sort_unstable();
-        sizes.dedup();
         let mut reductions = Vec::new();
-        let given = args.reductions.as_deref();
+        let given = self.reductions.as_deref();
         for choice in given.unwrap_or(ReductionChoice::value_variants()) {
             match choice.kind().map(|kind| (kind, choice.to_string())) {
                 Some(one) if !reductions.contains(&one) => reductions.push(one),
                 None if given.is_some() => {
-                    let expected = "algorithms over the ranks' network, as GPUs are not measured";
-                    return Err(invalid("--reductions", expected, choice));
+                    return Err(format!(
+                        "--reductions: expected algorithms over the ranks' network, as GPUs are not measured, got {choice}"
+                    ));
                 }
                 _ => {}
             }
         }
-        Ok(Self {
-            plan: netbench::NetbenchPlan {
-                sizes,
-                time_per_point: Duration::from_secs_f64(seconds),
-                most_pairs: args.pairs.unwrap_or(28),
-                ranks,
-                reductions,
-            },
-            timeout,
+        Ok(NetbenchPlan {
+            sizes: ascending(sizes),
+            time_per_point: Duration::from_secs_f64(seconds),
+            most_pairs: self.pairs.unwrap_or(28),
+            ranks,
+            reductions,
         })
     }
+}
 
+impl NetbenchPlan {
     /// Returns the settings that must be equal on all ranks, as (option, value).
     pub fn shared_settings(&self) -> Vec<(String, String)> {
-        let seconds = self.plan.time_per_point.as_secs_f64();
+        let seconds = self.time_per_point.as_secs_f64();
         let settings = [
-            ("--sizes", format!("{:?}", self.plan.sizes)),
+            ("--sizes", format!("{:?}", self.sizes)),
             ("--seconds-per-point", seconds.to_string()),
-            ("--pairs", self.plan.most_pairs.to_string()),
-            ("--ranks", format!("{:?}", self.plan.ranks)),
-            ("--reductions", format!("{:?}", self.plan.reductions)),
-            ("--timeout", self.timeout.as_secs().to_string()),
+            ("--pairs", self.most_pairs.to_string()),
+            ("--ranks", format!("{:?}", self.ranks)),
+            ("--reductions", format!("{:?}", self.reductions)),
         ];
         settings
             .map(|(option, value)| (option.to_owned(), value))
@@ -127,8 +144,14 @@ impl NetbenchConfig {
     }
 }
 
+fn ascending(mut numbers: Vec<usize>) -> Vec<usize> {
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
 /// Reads `4096`, `4096B`, `4KiB`, `1MiB` or `1GiB`.
-pub(super) fn bytes(text: &str) -> Result<usize, String> {
+fn bytes(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, usize); 4] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),
@@ -149,15 +172,19 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::cli::typed;
+    use clap::{Command, FromArgMatches};
 
-    fn resolve(flags: &str, world_size: usize) -> Result<NetbenchConfig, String> {
-        NetbenchConfig::resolve(&typed(flags), world_size).map_err(|error| error.to_string())
+    fn resolve(flags: &str, world_size: usize) -> Result<NetbenchPlan, String> {
+        let command = NetbenchArgs::augment_args(Command::new("netbench").no_binary_name(true));
+        let matches = command.get_matches_from(flags.split_whitespace());
+        let args = NetbenchArgs::from_arg_matches(&matches).unwrap();
+        let timeout = Duration::from_secs(args.timeout.unwrap_or(120));
+        args.plan(world_size, timeout)
     }
 
     #[test]
     fn sizes_are_powers_of_four_up_to_64_mib_unless_bounded_or_given() {
-        let sizes = |flags| resolve(flags, 2).unwrap().plan.sizes;
+        let sizes = |flags| resolve(flags, 2).unwrap().sizes;
         let all = sizes("");
         assert_eq!((all[0], all[1], all.len(), all[13]), (1, 4, 14, 64 << 20));
         assert_eq!(sizes("--max-bytes 20KiB").last(), Some(&16_384));
@@ -178,7 +205,7 @@ mod tests {
 
     #[test]
     fn ranks_are_all_or_the_given_ones_within_the_world() {
-        let ranks = |flags, world_size| resolve(flags, world_size).unwrap().plan.ranks;
+        let ranks = |flags, world_size| resolve(flags, world_size).unwrap().ranks;
         assert_eq!(ranks("", 4), [4]);
         assert!(ranks("", 1).is_empty());
         assert_eq!(ranks("--ranks 4,2,4", 4), [2, 4]);
@@ -193,7 +220,6 @@ mod tests {
             ("--pairs 3", "--pairs"),
             ("--ranks 2", "--ranks"),
             ("--reductions ring", "--reductions"),
-            ("--timeout 60", "--timeout"),
         ] {
             let (all, changed) = (settings(""), settings(flags));
             let mut pairs = all.iter().zip(&changed);
@@ -238,7 +264,7 @@ mod tests {
             let error = resolve(flags, world_size).unwrap_err();
             assert!(error.contains(expected), "{flags}: {error}");
         }
-        let all = resolve("", 2).unwrap().plan.reductions;
+        let all = resolve("", 2).unwrap().reductions;
         assert!(
             all.iter()
                 .all(|(_, name)| *name != ReductionChoice::Nccl.to_string())
