@@ -27,7 +27,7 @@ use records::{DatasetFacts, Manifest, RunProgress, Summary};
 use serde_json::json;
 
 use crate::config::cli::{ModelSection, TrainArgs};
-use crate::config::{ComputeSection, ConfigError, DatasetKind, SyncConfig, invalid};
+use crate::config::{ComputeSection, ConfigError, DatasetKind, SyncSection, invalid};
 use crate::measure::energy::EnergyMeter;
 use crate::measure::gather::{self, SessionTimes, accepted_by_root, total_scores_with};
 use crate::measure::manifest;
@@ -635,7 +635,7 @@ fn step_config(config: &OwnLoopConfig, optimizer: LoopOptimizer, world: &World) 
         custom_optimizer: custom,
         clip: config.clip_grad_norm.map(Clip::Norm),
         rank_status: Arc::clone(&world.rank_status),
-        ..StepConfig::new(rule, SyncConfig::default())
+        ..StepConfig::new(rule, SyncSection::default())
     }
 }
 

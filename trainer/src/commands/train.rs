@@ -157,7 +157,7 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         .for_each(|warning| reporter.warn(warning));
 
     let start = Instant::now();
-    let (workers, server_link) = match Role::of(&config.sync_config(), &world.communicator)? {
+    let (workers, server_link) = match Role::of(&config.sync, &world.communicator)? {
         Role::Worker {
             communicator,
             server_link,
@@ -165,7 +165,7 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         Role::Server(link) => {
             world.stop.disarm();
             step::serve(
-                &config.sync_config(),
+                &config.sync,
                 config.optimizer.optimizer,
                 &model,
                 link,

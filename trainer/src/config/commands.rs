@@ -10,7 +10,7 @@ use super::family::Family;
 use super::options;
 use super::predict_scaling::of_network;
 use super::shared_settings;
-use super::sync::{SyncConfig, SyncSection, timeout};
+use super::sync::{SyncSection, timeout};
 use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
 use crate::config::cli::{BenchArgs, DoctorArgs, ModelArgs, ModelSection, TrainSplitArgs};
 use serde::Serialize;
@@ -153,11 +153,6 @@ impl BenchConfig {
     /// Returns the number of samples of one rank in one step.
     pub fn samples_per_rank(&self) -> usize {
         self.batch_size_per_rank * self.grad_accum_steps
-    }
-
-    /// Returns the synchronisation in the form for code that makes steps.
-    pub fn sync_config(&self) -> SyncConfig {
-        self.sync.config(self.compute.device)
     }
 
     /// Returns the options that change a step, under the names that a study uses. Omits options

@@ -61,7 +61,7 @@ pub use resolve::Sections;
 pub use run::{OnNonFinite, RunSection};
 pub use scaling_method::scaling_method_name;
 pub use schedule::{ScheduleChoice, ScheduleSection};
-pub use sync::{Staleness, SyncConfig, SyncMethod, SyncSection, timeout};
+pub use sync::{Staleness, SyncMethod, SyncSection, timeout};
 
 use crate::config::choices::Resolution;
 use crate::config::cli::{DataArgs, ModelSection, TrainArgs};
@@ -307,11 +307,6 @@ impl TrainConfig {
     pub fn peak_learning_rate(&self) -> f64 {
         self.optimizer
             .peak_learning_rate(self.batch.global_batch_size)
-    }
-
-    /// Returns the synchronisation in the form for code that makes steps.
-    pub fn sync_config(&self) -> SyncConfig {
-        self.sync.config(self.compute.device)
     }
 
     /// Returns the SHA-256, in hexadecimal, of the settings that must be equal on all ranks:

@@ -77,10 +77,7 @@ impl Sections {
         let sums = kind == SyncKind::Allreduce;
         let waits = sums || kind == SyncKind::ParameterServer;
         let serves = matches!(method, SyncMethod::ParameterServer { .. });
-        let on_device = self
-            .sync
-            .config(self.compute.device)
-            .updates_on_device(world_size);
+        let on_device = self.sync.updates_on_device(world_size);
         let makes_images = self.compute.input == InputKind::Device;
         let syncs_norm = batch.batch_norm == BatchNormKind::Sync;
         let noise = self.run.gradient_noise;

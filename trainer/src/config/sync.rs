@@ -1,7 +1,6 @@
 //! The section `[sync]`: the combination of gradients or parameters of all ranks.
 //!
-//! In: [`SyncArgs`], the number of ranks. Out: [`SyncSection`], and [`SyncConfig`] for code that
-//! makes steps.
+//! In: [`SyncArgs`], the number of ranks. Out: [`SyncSection`].
 //! Invariant: an option of one method exists only in that method.
 
 use super::error::{ConfigError, conflict, invalid, missing, within};
@@ -16,6 +15,8 @@ use std::time::Duration;
 
 /// Largest number of virtual shards, because each shard has its own slot of sums.
 const MAX_VIRTUAL_SHARDS: usize = 65_536;
+/// Longest wait for another rank, seconds, unless a flag sets it.
+const DEFAULT_TIMEOUT: u64 = 120;
 /// Bytes of a MiB.
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -33,24 +34,8 @@ pub struct SyncSection {
     pub trace: Option<PathBuf>,
 }
 
-/// Synchronisation in the form for code that makes or predicts steps.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SyncConfig {
-    /// Method with its options.
-    pub method: SyncMethod,
-    /// Largest gradient bucket; `None`: derived from the size of the gradients.
-    pub bucket_cap_bytes: Option<usize>,
-    /// True if gradients are sent during the backward pass.
-    pub overlap: bool,
-    /// Index of the GPU that sums with NCCL, if `--device` has an index; otherwise the rank's index
-    /// on its node.
-    pub gpu: Option<usize>,
-    /// Device or host that updates the parameters.
-    pub update: UpdateKind,
-}
-
-impl Default for SyncConfig {
-    /// Returns the configuration without flags on a CPU.
+impl Default for SyncSection {
+    /// Returns the synchronisation without flags on a CPU.
     fn default() -> Self {
         Self {
             method: SyncMethod::Allreduce {
@@ -58,10 +43,11 @@ impl Default for SyncConfig {
                 compression: Compression::default(),
                 compress_warmup_steps: 0,
             },
-            bucket_cap_bytes: None,
-            overlap: true,
-            gpu: None,
+            overlap: OnOff::On,
+            bucket_mib: None,
             update: UpdateKind::Host,
+            timeout: DEFAULT_TIMEOUT,
+            trace: None,
         }
     }
 }
@@ -158,30 +144,28 @@ impl From<SyncSection> for SyncArgs {
 }
 
 impl SyncSection {
-    /// Returns the configuration that these options give on `device`.
-    pub(crate) fn config(&self, device: DeviceChoice) -> SyncConfig {
-        let gpu = match (device, &self.method) {
-            (
-                DeviceChoice::Cuda(gpu),
-                SyncMethod::Allreduce {
-                    reduction: ReductionChoice::Nccl,
-                    ..
-                },
-            ) => gpu,
-            _ => None,
-        };
-        SyncConfig {
-            method: self.method.clone(),
-            bucket_cap_bytes: self.bucket_mib.map(|mib| (mib * MIB).round() as usize),
-            overlap: self.overlap == OnOff::On,
-            gpu,
-            update: self.update,
-        }
+    /// Returns the largest gradient bucket; `None`: derived from the size of the gradients.
+    pub fn bucket_cap_bytes(&self) -> Option<usize> {
+        self.bucket_mib.map(|mib| (mib * MIB).round() as usize)
     }
 
     /// Returns the longest wait for another rank.
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
+    }
+
+    /// Returns true if each of `world_size` ranks updates its parameters on its device. Only a
+    /// single rank does, without compression, exact sums or NCCL.
+    pub fn updates_on_device(&self, world_size: usize) -> bool {
+        let is_plain_sum = match self.method {
+            SyncMethod::Allreduce {
+                reduction,
+                compression,
+                ..
+            } => !compression.is_some() && reduction != ReductionChoice::Nccl,
+            _ => false,
+        };
+        self.update == UpdateKind::Device && world_size == 1 && is_plain_sum
     }
 
     /// Rejects NCCL if this program or the device lacks it.
@@ -210,9 +194,7 @@ impl SyncSection {
             )),
         }
     }
-}
 
-impl SyncSection {
     /// Rejects options of other sections that require closer cooperation between ranks.
     pub(super) fn expect_compatible(
         &self,
@@ -247,22 +229,6 @@ impl SyncSection {
             ));
         }
         Ok(())
-    }
-}
-
-impl SyncConfig {
-    /// Returns true if each of `world_size` ranks updates its parameters on its device. Only a
-    /// single rank does, without compression, exact sums or NCCL.
-    pub fn updates_on_device(&self, world_size: usize) -> bool {
-        let is_plain_sum = match self.method {
-            SyncMethod::Allreduce {
-                reduction,
-                compression,
-                ..
-            } => !compression.is_some() && reduction != ReductionChoice::Nccl,
-            _ => false,
-        };
-        self.update == UpdateKind::Device && world_size == 1 && is_plain_sum
     }
 }
 
@@ -408,7 +374,7 @@ impl SyncArgs {
 /// # Errors
 /// If the timeout is 0.
 pub fn timeout(typed: Option<u64>) -> Result<Duration, ConfigError> {
-    match typed.unwrap_or(120) {
+    match typed.unwrap_or(DEFAULT_TIMEOUT) {
         0 => Err(invalid("--timeout", "at least 1", 0)),
         seconds => Ok(Duration::from_secs(seconds)),
     }

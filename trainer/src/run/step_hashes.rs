@@ -52,7 +52,7 @@ impl HashRecorder {
         num_steps: u64,
         keeps_course: bool,
     ) -> Option<Self> {
-        let is_on_device = config.sync_config().updates_on_device(config.num_workers());
+        let is_on_device = config.sync.updates_on_device(config.num_workers());
         let is_repeatable = staleness(&config.sync.method).is_none() && !is_on_device;
         let lines = directory.and_then(|directory| continued(&directory.file(HASHES), num_steps));
         is_repeatable.then(|| Self {

@@ -8,7 +8,7 @@ use distributed::replica::ParameterEntry;
 use distributed::watchdog::RankStatus;
 use layers::backend::Computation;
 
-use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncConfig, SyncMethod};
+use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncMethod, SyncSection};
 use crate::step::gradient_noise::NoiseBatches;
 use crate::step::host::CustomOptimizer;
 use crate::step::sync_plan::{meets_after, staleness};
@@ -37,7 +37,9 @@ pub struct StepConfig {
     /// gradients uncompressed.
     pub gradient_noise: Option<NoiseBatches>,
     /// Synchronisation of the ranks' gradients or parameters.
-    pub sync: SyncConfig,
+    pub sync: SyncSection,
+    /// Index of the GPU that sums with NCCL; by default the rank's index on its node.
+    pub gpu: Option<usize>,
     /// Joins the ranks that train with those that only serve parameters, if there are any.
     pub server_link: Option<Arc<dyn Communicator>>,
     /// The status that names the bucket under reduction.
@@ -46,7 +48,7 @@ pub struct StepConfig {
 
 impl StepConfig {
     /// Returns the configuration of a step without further options.
-    pub fn new(optimizer: OptimizerChoice, sync: SyncConfig) -> Self {
+    pub fn new(optimizer: OptimizerChoice, sync: SyncSection) -> Self {
         Self {
             optimizer,
             rate_factors: Vec::new(),
@@ -58,6 +60,7 @@ impl StepConfig {
             skips_non_finite: false,
             gradient_noise: None,
             sync,
+            gpu: None,
             server_link: None,
             rank_status: Arc::default(),
         }

@@ -46,7 +46,7 @@ use self::host::HostReplica;
 pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use crate::config::{OptimizerChoice, SyncMethod};
+use crate::config::{OnOff, OptimizerChoice, SyncMethod};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::task::{BatchOf, PassSize, Task, UnreadPass};
@@ -554,7 +554,7 @@ impl<M: Module> Stepper<M> {
             } else {
                 "after the backward pass, as this model hands none over, reduced by a thread"
             }
-        } else if self.config.sync.overlap && !self.communicator.supports_threads() {
+        } else if self.config.sync.overlap == OnOff::On && !self.communicator.supports_threads() {
             "after the backward pass, as this MPI library lets one thread call it (MPI_THREAD_MULTIPLE is needed for overlap)"
         } else {
             "after the backward pass"
@@ -649,7 +649,7 @@ fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{PlacementKind, RateFactor, SgdConfig, SyncConfig};
+    use crate::config::{PlacementKind, RateFactor, SgdConfig, SyncSection};
 
     #[test]
     fn options_of_a_step_that_exclude_each_other_are_refused() {
@@ -659,7 +659,7 @@ mod tests {
             weight_decay: 0.0,
             decay_norm_and_bias: None,
         };
-        let allowed = StepConfig::new(OptimizerChoice::Sgd(sgd), SyncConfig::default());
+        let allowed = StepConfig::new(OptimizerChoice::Sgd(sgd), SyncSection::default());
         check(&allowed, true).unwrap();
         let mut served = allowed.clone();
         served.sync.method = SyncMethod::ParameterServer {

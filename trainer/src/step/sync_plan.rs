@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use distributed::gradients::{BucketPlan, CompressionKind, Consistency, ReductionState};
 
-use crate::config::{Staleness, SyncConfig, SyncMethod};
+use crate::config::{Staleness, SyncMethod, SyncSection};
 
 /// Returns the largest age, in updates, of the parameters that a rank computes with, if ranks do
 /// not wait for each other in a step; an inner `None` is no bound.
@@ -66,9 +66,9 @@ pub(crate) fn consistency(asynchronous: Option<Staleness>) -> Consistency {
 }
 
 /// Returns the limit of a bucket, in bytes, of a model with `total_bytes` of gradients.
-pub fn bucket_cap_bytes(config: &SyncConfig, total_bytes: usize) -> usize {
+pub fn bucket_cap_bytes(config: &SyncSection, total_bytes: usize) -> usize {
     let cap_bytes = config
-        .bucket_cap_bytes
+        .bucket_cap_bytes()
         .unwrap_or_else(|| BucketPlan::default_cap_bytes(total_bytes));
     match config.method {
         // Servers share the buckets: there are at least two for each.

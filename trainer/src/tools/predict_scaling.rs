@@ -6,7 +6,7 @@ use records::{PredictionRecord, ProfileFile};
 use simulate::{Method, ServerPlacement, Synchronisation};
 
 use crate::config::cli::SyncArgs;
-use crate::config::{DeviceChoice, PlacementKind, SyncMethod, SyncSection, scaling_method_name};
+use crate::config::{OnOff, PlacementKind, SyncMethod, SyncSection, scaling_method_name};
 use crate::step::sync_plan::{bucket_cap_bytes, consistency};
 
 /// Returns the method that these options request, for the model of `profile`.
@@ -44,7 +44,6 @@ pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Result<Method> {
     };
     let flags = SyncArgs::from(sync.clone());
     let gradient_bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
-    let config = sync.config(DeviceChoice::Flex);
     Ok(Method {
         options: PredictionRecord {
             method: scaling_method_name(&sync.method),
@@ -57,8 +56,8 @@ pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Result<Method> {
             ..PredictionRecord::default()
         },
         synchronisation,
-        overlap: config.overlap,
-        bucket_bytes: bucket_cap_bytes(&config, gradient_bytes as usize) as u64,
+        overlap: sync.overlap == OnOff::On,
+        bucket_bytes: bucket_cap_bytes(sync, gradient_bytes as usize) as u64,
     })
 }
 

@@ -20,7 +20,7 @@ use distributed::{CollectiveError, Communicator, ROOT};
 
 #[cfg(feature = "cuda")]
 use crate::config::choices::nvidia_driver_present;
-use crate::config::{Activations, ComputeSection, DeviceChoice, SyncConfig};
+use crate::config::{Activations, ComputeSection, DeviceChoice, SyncSection};
 use crate::measure::report::{self, Reporter};
 use crate::world::stop::StopFlag;
 use crate::world::switches;
@@ -167,7 +167,7 @@ pub enum Role {
 impl Role {
     /// Returns the role of this rank.
     /// Collective: all ranks.
-    pub fn of(sync: &SyncConfig, world: &Arc<dyn Communicator>) -> Result<Self> {
+    pub fn of(sync: &SyncSection, world: &Arc<dyn Communicator>) -> Result<Self> {
         let num_workers = sync.method.num_workers(world.world_size());
         if num_workers == world.world_size() {
             return Ok(Self::Worker {

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use datasets::{Augment, Targets};
 use distributed::communicator::SingleCommunicator;
 use trainer::commands::train::train;
-use trainer::config::{SyncConfig, UpdateKind};
+use trainer::config::{SyncSection, UpdateKind};
 use trainer::model::ImageClassifier;
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::loss::Loss;
@@ -110,9 +110,9 @@ fn a_custom_loss_sees_f32_in_training_and_evaluation_and_the_options_of_the_one_
 fn parameters_that_the_first_pass_gives_no_gradient_are_known() {
     for update in [UpdateKind::Host, UpdateKind::Device] {
         let config = StepConfig {
-            sync: SyncConfig {
+            sync: SyncSection {
                 update,
-                ..SyncConfig::default()
+                ..SyncSection::default()
             },
             ..step_config()
         };

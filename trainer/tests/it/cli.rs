@@ -800,10 +800,10 @@ fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
             world_size,
         )
         .unwrap();
-        config.sync_config().updates_on_device(world_size)
+        config.sync.updates_on_device(world_size)
     };
     assert!(on_device("", 1) && on_device("--reduction ring", 1));
-    assert!(!resolved("--device flex").sync_config().updates_on_device(1));
+    assert!(!resolved("--device flex").sync.updates_on_device(1));
     assert!(!on_device("", 2));
     for flags in [
         "--compress bf16",
@@ -933,7 +933,7 @@ fn a_measurement_refuses_what_its_step_would_not_do() {
         bench_config(&format!("trainer bench --device flex {flags}"), world_size).unwrap()
     };
     let on_device = bench("--update device", 1);
-    assert!(on_device.sync_config().updates_on_device(1));
+    assert!(on_device.sync.updates_on_device(1));
     let predicted = bench("--simulate-network 10gbe", 1);
     assert_eq!(predicted.sync.update, UpdateKind::Host);
     let recomputed = bench("--recompute norms --dtype bf16", 1);

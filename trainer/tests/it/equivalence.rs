@@ -14,7 +14,7 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
 use datasets::{Augment, LoadedStep, ShardConfig};
 use distributed::{Communicator, run_ranks};
-use trainer::config::{OptimizerChoice, SgdConfig, SyncConfig};
+use trainer::config::{OptimizerChoice, SgdConfig, SyncSection};
 use trainer::model::ImageClassifier;
 use trainer::model::loss::CrossEntropy;
 use trainer::step::StepConfig;
@@ -99,8 +99,8 @@ fn first_velocity<M: ImageClassifier>(
             ..SGD
         }),
         sync_batch_norm,
-        sync: SyncConfig {
-            bucket_cap_bytes: Some(16 << 10),
+        sync: SyncSection {
+            bucket_mib: Some(1.0 / 64.0),
             ..base.sync
         },
         ..base
@@ -188,8 +188,8 @@ fn after_two_steps<M: ImageClassifier + Sync>(
             ..of_all
         };
         let base = step_config();
-        let sync = SyncConfig {
-            bucket_cap_bytes: Some(16 << 10),
+        let sync = SyncSection {
+            bucket_mib: Some(1.0 / 64.0),
             ..base.sync
         };
         let config = StepConfig {

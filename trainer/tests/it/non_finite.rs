@@ -10,21 +10,22 @@ use crate::stepper_under_test::{
 use burn::tensor::Device;
 use datasets::{Augment, ShardConfig};
 use distributed::{Communicator, run_ranks};
-use trainer::config::{OptimizerChoice, SyncConfig, TrainConfig};
+use trainer::config::{OptimizerChoice, SyncSection, TrainConfig};
 use trainer::step::{Clip, StepConfig, StepOutcome};
 
 const NUM_STEPS: usize = 4;
 
 /// Returns the synchronisation settings of two ranks with these flags.
-fn sync(options: &str) -> SyncConfig {
+fn sync(options: &str) -> SyncSection {
     TrainConfig::resolve(&flags(&["--model resnet8 --bucket-mib 0.02", options]), 2)
         .unwrap()
-        .sync_config()
+        .sync
+        .clone()
 }
 
 /// Runs the steps and returns the state of both ranks. Step `broken` has a bad pixel on rank 1, and
 /// step `left_out` is omitted.
-fn train(sync: &SyncConfig, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
+fn train(sync: &SyncSection, broken: Option<(usize, f32)>, left_out: Option<usize>) -> Vec<State> {
     train_by(
         &StepConfig {
             sync: sync.clone(),

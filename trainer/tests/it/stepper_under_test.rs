@@ -14,7 +14,7 @@ use datasets::{
 use distributed::Communicator;
 use distributed::replica::{ParameterLayout, read};
 use trainer::config::cli::ModelArgs;
-use trainer::config::{AdamConfig, OptimizerChoice, SgdConfig, SyncConfig};
+use trainer::config::{AdamConfig, OptimizerChoice, SgdConfig, SyncSection};
 use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
@@ -55,7 +55,7 @@ pub(crate) const OTHER_OPTIMIZERS: [OptimizerChoice; 3] = [
 
 /// Returns a configuration with SGD and default options.
 pub(crate) fn step_config() -> StepConfig {
-    StepConfig::new(OptimizerChoice::Sgd(SGD), SyncConfig::default())
+    StepConfig::new(OptimizerChoice::Sgd(SGD), SyncSection::default())
 }
 
 /// Returns a small network with normalisation, with the same weights in each call.

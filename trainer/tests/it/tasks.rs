@@ -25,7 +25,7 @@ use distributed::communicator::SingleCommunicator;
 use distributed::replica::ParameterLayout;
 use distributed::{Communicator, run_ranks};
 use trainer::config::cli::TrainArgs;
-use trainer::config::{Family, SyncConfig, SyncMethod, TrainConfig};
+use trainer::config::{Family, SyncMethod, SyncSection, TrainConfig};
 use trainer::measure::report::Reporter;
 use trainer::measure::timer::Timer;
 use trainer::step::{StepConfig, StepContext, Stepper};
@@ -224,10 +224,10 @@ fn gradient<T: Task>(
             num_own_shards,
             ..ShardConfig::new(samples.len(), global_batch_size)
         };
-        let sync = SyncConfig {
+        let sync = SyncSection {
             method: method.clone(),
-            bucket_cap_bytes: Some(16 << 10),
-            ..SyncConfig::default()
+            bucket_mib: Some(1.0 / 64.0),
+            ..SyncSection::default()
         };
         let config = StepConfig {
             sync_batch_norm: T::NAME != CharGpt::NAME,
@@ -257,7 +257,7 @@ fn gradient<T: Task>(
 fn ranks_with_unequal_weights_or_without_samples_have_the_mean_gradient_of_one_rank() {
     fn check<T: Task>(global_batch_size: usize, world_sizes: &[usize]) {
         let samples = data::<T>().train;
-        let method = SyncConfig::default().method;
+        let method = SyncSection::default().method;
         let of = |num_ranks| gradient::<T>(&samples, global_batch_size, num_ranks, &method);
         let one = of(1);
         for &num_ranks in world_sizes {
@@ -285,6 +285,6 @@ fn exact_gradients_of_unequal_weights_have_the_same_bits_on_any_number_of_ranks(
     let [one, two, three] = [1, 2, 3].map(|ranks| gradient::<CharGpt>(&text, 12, ranks, &method));
     assert_eq!(two, one);
     assert_eq!(three, one);
-    let plain = gradient::<CharGpt>(&text, 12, 1, &SyncConfig::default().method);
+    let plain = gradient::<CharGpt>(&text, 12, 1, &SyncSection::default().method);
     assert!(relative_l2(&one, &plain) <= GRADIENT_TOLERANCE);
 }

@@ -14,7 +14,7 @@ use distributed::communicator::SingleCommunicator;
 use distributed::replica::{ParameterLayout, read};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{
-    AdamConfig, LossScaling, OptimizerChoice, SgdConfig, SyncConfig, UpdateKind,
+    AdamConfig, LossScaling, OptimizerChoice, SgdConfig, SyncSection, UpdateKind,
 };
 use trainer::model::loss::{CrossEntropy, Loss};
 use trainer::step::OptimizerState;
@@ -49,7 +49,7 @@ fn config(update: UpdateKind) -> StepConfig {
     let base = step_config();
     StepConfig {
         optimizer: OptimizerChoice::Sgd(DECAYING),
-        sync: SyncConfig {
+        sync: SyncSection {
             update,
             ..base.sync
         },

@@ -59,6 +59,14 @@ impl DeviceChoice {
         }
     }
 
+    /// Returns the named GPU.
+    pub fn gpu(self) -> Option<usize> {
+        match self {
+            Self::Cuda(index) => index,
+            _ => None,
+        }
+    }
+
     /// Returns true if burn compiles and launches its own kernels on this device, as on GPUs.
     pub fn launches_kernels(self) -> bool {
         match self {

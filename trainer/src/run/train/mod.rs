@@ -576,7 +576,8 @@ fn step_config<T: Task>(session: &Session<'_, T>) -> Result<StepConfig> {
         sync_batch_norm: config.batch.batch_norm == BatchNormKind::Sync,
         skips_non_finite: config.run.on_non_finite != OnNonFinite::Stop,
         gradient_noise: noise_batches(config),
-        sync: config.sync_config(),
+        sync: config.sync.clone(),
+        gpu: config.compute.device.gpu(),
         server_link: session.server_link.clone(),
         rank_status: Arc::clone(&session.rank_status),
     })

@@ -37,7 +37,7 @@ use self::servers::Servers;
 pub use self::servers::{check_threads, serve};
 use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, SyncMode};
 use super::sync_plan::{bucket_cap_bytes, own_shards};
-use crate::config::SyncMethod;
+use crate::config::{OnOff, SyncMethod};
 use crate::measure::timer::Timer;
 use crate::model::parts::{depth, is_within};
 use crate::step::gradient_noise::NoiseSums;
@@ -86,7 +86,7 @@ impl HostReplica {
         let total_bytes = layout.num_elements() * size_of::<f32>();
         let reducer_config = ReducerConfig {
             bucket_cap_bytes: Some(bucket_cap_bytes(&config.sync, total_bytes)),
-            overlap: config.sync.overlap,
+            overlap: config.sync.overlap == OnOff::On,
             rank_status: Arc::clone(&config.rank_status),
         };
         let servers = match config.sync.method {
@@ -463,7 +463,7 @@ fn reduction(
             let local_rank = communicator.topology().local_rank;
             Ok(Box::new(distributed::gradients::NcclReduction::new(
                 &*communicator,
-                config.sync.gpu.unwrap_or(local_rank),
+                config.gpu.unwrap_or(local_rank),
                 Arc::clone(&config.rank_status),
             )?))
         }

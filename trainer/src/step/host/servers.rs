@@ -21,7 +21,7 @@ use distributed::replica::ParameterLayout;
 use distributed::watchdog::{Phase, RankStatus};
 use distributed::{CollectiveError, Communicator, ROOT};
 
-use crate::config::{OptimizerChoice, PlacementKind, SyncConfig, SyncMethod};
+use crate::config::{OptimizerChoice, PlacementKind, SyncMethod, SyncSection};
 use crate::step::StepConfig;
 use crate::step::host::optimizer::HostOptimizer;
 use crate::step::sync_plan::{bucket_cap_bytes, consistency, staleness};
@@ -182,7 +182,7 @@ pub fn check_threads(
 
 /// Serves on a rank that does nothing else, until the workers have left.
 pub fn serve<M: Module>(
-    config: &SyncConfig,
+    config: &SyncSection,
     optimizer: OptimizerChoice,
     model: &M,
     server_link: Arc<dyn Communicator>,
@@ -232,7 +232,7 @@ struct ServerSgd {
 
 impl ServerSgd {
     /// Starts at zero: root sends the parameters before any worker asks for them.
-    fn new<M: Module>(config: &SyncConfig, optimizer: OptimizerChoice, model: &M) -> Self {
+    fn new<M: Module>(config: &SyncSection, optimizer: OptimizerChoice, model: &M) -> Self {
         let layout = ParameterLayout::new(model);
         let total_bytes = layout.num_elements() * size_of::<f32>();
         let zeros = vec![0.0; layout.num_elements()];

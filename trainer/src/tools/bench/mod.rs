@@ -463,6 +463,7 @@ fn step_config(config: &BenchConfig, rank_status: &Arc<RankStatus>) -> Result<St
         loss_scale: LossScaling::of(config.compute.dtype()),
         sync_batch_norm: config.batch_norm == BatchNormKind::Sync,
         rank_status: Arc::clone(rank_status),
-        ..StepConfig::new(OptimizerChoice::Sgd(SGD), config.sync_config())
+        gpu: config.compute.device.gpu(),
+        ..StepConfig::new(OptimizerChoice::Sgd(SGD), config.sync.clone())
     })
 }

@@ -81,10 +81,8 @@ pub(super) fn of(
         optimizer_s,
         input_s,
         other_s: (step_s - forward_s - backward_s - optimizer_s - input_s).max(0.0),
-        bucket_cap_bytes: bucket_cap_bytes(
-            &config.sync_config(),
-            layout.num_elements() * size_of::<f32>(),
-        ) as u64,
+        bucket_cap_bytes: bucket_cap_bytes(&config.sync, layout.num_elements() * size_of::<f32>())
+            as u64,
         buckets: Vec::new(),
         parameters: parameters.collect(),
         kernel_seconds: result

@@ -20,7 +20,7 @@ use records::bytes;
 use super::{Subject, of_largest, reference, relative_l2};
 use crate::config::cli::ModelArgs;
 use crate::config::{
-    AdamConfig, ComputeSection, LossScaling, OptimizerChoice, SgdConfig, SyncConfig,
+    AdamConfig, ComputeSection, LossScaling, OptimizerChoice, SgdConfig, SyncSection,
 };
 use crate::measure::process_memory::resident_memory_bytes;
 use crate::measure::timer::Timer;
@@ -104,9 +104,9 @@ impl Trainee {
             seed: 7,
             ..ModelRequest::new(data.train.class_names().len(), compute, &training_device)
         };
-        let sync = SyncConfig {
+        let sync = SyncSection {
             update: compute.device.update(),
-            ..SyncConfig::default()
+            ..SyncSection::default()
         };
         let config = StepConfig {
             loss_scale: LossScaling::of(compute.dtype()),
