@@ -66,7 +66,8 @@ pub mod gradients {
     #[cfg(feature = "nccl")]
     pub use crate::nccl::{NcclReduction, Readiness, library_version, verdict};
     pub use crate::parameter_server::{
-        Consistency, Server, ServerClient, ServerPlan, Shard, ShardUpdate, assign_buckets,
+        Consistency, Server, ServerClient, ServerPlacement, ServerPlan, Shard, ShardUpdate,
+        assign_buckets,
     };
     pub use crate::pause::pause_after;
     pub use crate::reducer::{

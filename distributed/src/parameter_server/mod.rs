@@ -12,6 +12,31 @@ mod message;
 mod server;
 mod shard;
 
+use std::fmt;
+
 pub use client::ServerClient;
 pub use server::{Server, ServerPlan};
 pub use shard::{Consistency, Shard, ShardUpdate, assign_buckets};
+
+/// The ranks that are parameter servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "cli",
+    derive(clap::ValueEnum, serde::Serialize, serde::Deserialize),
+    serde(rename_all = "kebab-case")
+)]
+pub enum ServerPlacement {
+    /// The first ranks, which train as well.
+    Beside,
+    /// The last ranks, which only serve.
+    Own,
+}
+
+impl fmt::Display for ServerPlacement {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Beside => "beside",
+            Self::Own => "own",
+        })
+    }
+}

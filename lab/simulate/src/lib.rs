@@ -10,6 +10,7 @@
 //! Measuring parallel processor performance.
 
 use distributed::CollectiveError;
+pub use distributed::gradients::ServerPlacement;
 
 pub use self::fit::fit;
 pub use self::forecast::{Method, forecast};
@@ -21,7 +22,6 @@ pub use self::profile::StepProfile;
 pub use self::profile_file::{read_profile, read_profiles, step_of};
 pub use self::published::published_answers;
 pub use self::scenario::{Scaling, Scenario, karp_flatt, predict_scenarios};
-pub use self::servers::ServerPlacement;
 pub use self::sums::reduction_seconds;
 pub use self::tables::{forecast_lines, measured_lines, published_lines};
 

@@ -7,14 +7,15 @@
 //! for local SGD.
 
 use distributed::gradients::{
-    CompressionKind, Consistency, ReductionKind, StepHeader, TensorSpan, tensor_spans,
+    CompressionKind, Consistency, ReductionKind, ServerPlacement, StepHeader, TensorSpan,
+    tensor_spans,
 };
 use distributed::replica::ParameterEntry;
 
 use crate::SimulationError;
 use crate::network::{Library, NetworkModel, Tokens};
 use crate::profile::StepProfile;
-use crate::servers::{ServerPlacement, ServerWorld};
+use crate::servers::ServerWorld;
 use crate::sums::Sums;
 
 /// Smallest bucket of [`Predictor::best_bucket_bytes`].

@@ -17,7 +17,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use distributed::gradients::{Consistency, Shard, ShardUpdate, assign_buckets, pause_after};
+use distributed::gradients::{
+    Consistency, ServerPlacement, Shard, ShardUpdate, assign_buckets, pause_after,
+};
 
 use crate::network::{Link, NetworkModel, Tokens};
 use crate::profile::StepProfile;
@@ -31,15 +33,6 @@ const LATE_S: f64 = 50e-6;
 /// Steps of each worker before the steady state, and measured steps.
 const NUM_WARMUP_STEPS: usize = 4;
 const NUM_STEPS: usize = 8;
-
-/// Ranks of the servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ServerPlacement {
-    /// Threads of the first ranks, which also train.
-    Beside,
-    /// Separate ranks, after those that train.
-    Own,
-}
 
 /// Event in virtual time.
 #[derive(Clone, Copy, Debug, PartialEq)]

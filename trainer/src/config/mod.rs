@@ -37,8 +37,8 @@ mod sync;
 pub use crate::config::choices::{
     Activations, AugmentKind, BatchNormKind, Compression, Convolution, CpuKind, CropScale,
     DatasetKind, DeviceChoice, InputKind, Kernels, LossScaling, ModelOption, Monitor, OnBadImage,
-    OnNonFiniteKind, OnOff, OptimizerKind, PlacementKind, RateFactor, Recompute, ReductionChoice,
-    SamplerKind, ScheduleKind, Shortcut, Split, SyncKind, UpdateKind,
+    OnNonFiniteKind, OnOff, OptimizerKind, RateFactor, Recompute, ReductionChoice, SamplerKind,
+    ScheduleKind, ServerPlacement, Shortcut, Split, SyncKind, UpdateKind,
 };
 pub use batch::BatchSection;
 pub(crate) use commands::file_name;

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use super::error::{ConfigError, invalid};
 use super::options;
 use super::sync::{SyncMethod, SyncSection};
-use crate::config::choices::{DeviceChoice, PlacementKind, ReductionChoice, SyncKind};
+use crate::config::choices::{DeviceChoice, ReductionChoice, ServerPlacement, SyncKind};
 use crate::config::cli::SyncArgs;
 
 /// Syntax of a method.
@@ -44,7 +44,7 @@ fn flags(text: &str, args: &SyncArgs, most_ranks: usize) -> Option<SyncArgs> {
         text = rest;
     }
     if let Some((rest, place)) = text.split_once('@') {
-        args.server_placement = Some(PlacementKind::from_str(place, false).ok()?);
+        args.server_placement = Some(ServerPlacement::from_str(place, false).ok()?);
         text = rest;
     }
     let mut parts = text.split(':');
@@ -80,9 +80,9 @@ fn flags(text: &str, args: &SyncArgs, most_ranks: usize) -> Option<SyncArgs> {
 
 /// Returns the method in one word.
 pub fn scaling_method_name(method: &SyncMethod) -> String {
-    let at = |placement: PlacementKind| match placement {
-        PlacementKind::Beside => "",
-        PlacementKind::Own => "@own",
+    let at = |placement: ServerPlacement| match placement {
+        ServerPlacement::Beside => "",
+        ServerPlacement::Own => "@own",
     };
     match method {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => {

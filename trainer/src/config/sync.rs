@@ -5,7 +5,7 @@
 
 use super::error::{ConfigError, conflict, invalid, missing, within};
 use crate::config::choices::{
-    BatchNormKind, Compression, DeviceChoice, LossScaling, OnOff, PlacementKind, ReductionChoice,
+    BatchNormKind, Compression, DeviceChoice, LossScaling, OnOff, ReductionChoice, ServerPlacement,
     SyncKind, UpdateKind,
 };
 use crate::config::cli::SyncArgs;
@@ -74,7 +74,7 @@ pub enum SyncMethod {
         /// Number of servers.
         servers: usize,
         /// The ranks that are servers.
-        placement: PlacementKind,
+        placement: ServerPlacement,
         /// Bound on staleness; `None`: every update waits for all ranks.
         asynchronous: Option<Staleness>,
     },
@@ -267,7 +267,7 @@ impl SyncMethod {
         match self {
             Self::ParameterServer {
                 servers,
-                placement: PlacementKind::Own,
+                placement: ServerPlacement::Own,
                 ..
             } => world_size - servers,
             _ => world_size,
@@ -347,11 +347,11 @@ impl SyncArgs {
         world_size: usize,
         asynchronous: Option<Staleness>,
     ) -> Result<SyncMethod, ConfigError> {
-        let placement = self.server_placement.unwrap_or(PlacementKind::Beside);
+        let placement = self.server_placement.unwrap_or(ServerPlacement::Beside);
         let servers = self.servers.unwrap_or(1);
         let most = match placement {
-            PlacementKind::Beside => world_size,
-            PlacementKind::Own => world_size - 1,
+            ServerPlacement::Beside => world_size,
+            ServerPlacement::Own => world_size - 1,
         };
         if servers > most {
             return Err(invalid(

@@ -649,7 +649,7 @@ fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{PlacementKind, RateFactor, SgdConfig, SyncSection};
+    use crate::config::{RateFactor, ServerPlacement, SgdConfig, SyncSection};
 
     #[test]
     fn options_of_a_step_that_exclude_each_other_are_refused() {
@@ -664,7 +664,7 @@ mod tests {
         let mut served = allowed.clone();
         served.sync.method = SyncMethod::ParameterServer {
             servers: 1,
-            placement: PlacementKind::Beside,
+            placement: ServerPlacement::Beside,
             asynchronous: None,
         };
         check(&served, false).unwrap();

@@ -3,10 +3,10 @@
 use anyhow::{Result, bail};
 use distributed::gradients::ReductionKind;
 use records::{PredictionRecord, ProfileFile};
-use simulate::{Method, ServerPlacement, Synchronisation};
+use simulate::{Method, Synchronisation, step_of};
 
 use crate::config::cli::SyncArgs;
-use crate::config::{OnOff, PlacementKind, SyncMethod, SyncSection, scaling_method_name};
+use crate::config::{OnOff, SyncMethod, SyncSection, scaling_method_name};
 use crate::step::sync_plan::{bucket_cap_bytes, consistency};
 
 /// Returns the method that these options request, for the model of `profile`.
@@ -34,16 +34,13 @@ pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Result<Method> {
             asynchronous,
         } => Synchronisation::ParameterServer {
             servers,
-            placement: match placement {
-                PlacementKind::Beside => ServerPlacement::Beside,
-                PlacementKind::Own => ServerPlacement::Own,
-            },
+            placement,
             consistency: consistency(asynchronous),
         },
         SyncMethod::LocalSgd { every, .. } => Synchronisation::LocalSgd { every },
     };
     let flags = SyncArgs::from(sync.clone());
-    let gradient_bytes: u64 = profile.buckets.iter().map(|bucket| bucket.bytes).sum();
+    let gradient_bytes = step_of(profile).num_bytes();
     Ok(Method {
         options: PredictionRecord {
             method: scaling_method_name(&sync.method),

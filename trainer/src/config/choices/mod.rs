@@ -13,7 +13,7 @@ pub use burn_resnet::Shortcut;
 pub use class_weights::ClassWeights;
 pub use datasets::{OnBadImage, Split};
 pub use device::{DeviceChoice, nvidia_driver_present};
-pub use distributed::gradients::ReductionChoice;
+pub use distributed::gradients::{ReductionChoice, ServerPlacement};
 pub use layers::backend::{Activations, Convolution, Kernels, Recompute};
 pub use loss_scaling::LossScaling;
 pub use monitor::Monitor;
@@ -185,14 +185,6 @@ choices! {
         LocalSgd,
         /// Sums all gradients at first, then local SGD.
         PostLocalSgd,
-    }
-
-    /// The ranks that are parameter servers.
-    PlacementKind {
-        /// The first ranks, which train as well.
-        Beside,
-        /// The last ranks, which only serve.
-        Own,
     }
 
     /// A switch.

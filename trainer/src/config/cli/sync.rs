@@ -9,7 +9,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::config::choices::{
-    Compression, OnOff, PlacementKind, ReductionChoice, SyncKind, UpdateKind,
+    Compression, OnOff, ReductionChoice, ServerPlacement, SyncKind, UpdateKind,
 };
 
 /// Synchronisation of the ranks.
@@ -55,7 +55,7 @@ pub struct SyncArgs {
 
     /// Ranks that are parameter servers [default: `beside`]
     #[arg(long, value_name = "PLACE")]
-    pub server_placement: Option<PlacementKind>,
+    pub server_placement: Option<ServerPlacement>,
 
     /// Steps that a rank may be ahead of the slowest; 0: synchronous [default: no bound]
     #[arg(long, value_name = "STEPS")]

@@ -21,7 +21,7 @@ use distributed::replica::ParameterLayout;
 use distributed::watchdog::{Phase, RankStatus};
 use distributed::{CollectiveError, Communicator, ROOT};
 
-use crate::config::{OptimizerChoice, PlacementKind, SyncMethod, SyncSection};
+use crate::config::{OptimizerChoice, ServerPlacement, SyncMethod, SyncSection};
 use crate::step::StepConfig;
 use crate::step::host::optimizer::HostOptimizer;
 use crate::step::sync_plan::{bucket_cap_bytes, consistency, staleness};
@@ -163,7 +163,7 @@ pub fn check_threads(
     communicator: &dyn Communicator,
 ) -> Result<(), CollectiveError> {
     let SyncMethod::ParameterServer {
-        placement: PlacementKind::Beside,
+        placement: ServerPlacement::Beside,
         ..
     } = method
     else {
@@ -210,8 +210,8 @@ fn server_plan(method: &SyncMethod, plan: &BucketPlan, world_size: usize) -> Ser
         unreachable!("only this method has servers");
     };
     let ranks = match placement {
-        PlacementKind::Beside => (0..servers).collect(),
-        PlacementKind::Own => (world_size - servers..world_size).collect(),
+        ServerPlacement::Beside => (0..servers).collect(),
+        ServerPlacement::Own => (world_size - servers..world_size).collect(),
     };
     ServerPlan::new(
         plan,

@@ -20,7 +20,7 @@ use layers::timing::{KernelCalls, KernelTime, kernel_times};
 use records::{BenchResult, DeviceKernels, KernelAlone, ProfileFile, ThroughputStats};
 
 use crate::config::{
-    BatchNormKind, BenchConfig, Kernels, LossScaling, OptimizerChoice, PlacementKind, SgdConfig,
+    BatchNormKind, BenchConfig, Kernels, LossScaling, OptimizerChoice, ServerPlacement, SgdConfig,
     SyncMethod, scaling_method_name,
 };
 use crate::measure::energy::EnergyMeter;
@@ -360,7 +360,7 @@ fn waiting_seconds(config: &BenchConfig, times: &[RankTimes]) -> f64 {
     let has_servers = matches!(
         config.sync.method,
         SyncMethod::ParameterServer {
-            placement: PlacementKind::Own,
+            placement: ServerPlacement::Own,
             ..
         }
     );
