@@ -284,6 +284,13 @@ impl ComparisonRow {
         self.framework == OURS
     }
 
+    /// Returns what rows must share to be compared: network, number format, ranks, and the emulated
+    /// network between the hosts.
+    pub fn job(&self) -> (&str, &str, u64, &str) {
+        let network = self.launcher.strip_prefix("hosts:").unwrap_or_default();
+        (&self.model, &self.dtype, self.ranks, network)
+    }
+
     fn quiet_rounds(&self) -> impl Iterator<Item = &AttemptRecord> + Clone {
         let rounds = self.rounds.iter();
         rounds.filter(|round| round.status != Status::Disturbed)
@@ -411,13 +418,8 @@ fn judge(rows: &mut [ComparisonRow]) {
 
 /// Returns Lockstep's row on the same job over the same network.
 fn ours_beside<'r>(row: &ComparisonRow, rows: &'r [ComparisonRow]) -> Option<&'r ComparisonRow> {
-    let network = |row: &ComparisonRow| row.launcher.strip_prefix("hosts:").map(str::to_owned);
-    rows.iter().find(|other| {
-        other.is_ours()
-            && other.ranks == row.ranks
-            && other.is_same_job(row)
-            && network(other) == network(row)
-    })
+    let mut rows = rows.iter();
+    rows.find(|other| other.is_ours() && other.job() == row.job())
 }
 
 impl Course {

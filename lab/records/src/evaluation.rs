@@ -36,6 +36,18 @@ pub struct Evaluation {
     pub metrics: BTreeMap<String, f64>,
 }
 
+impl Evaluation {
+    /// Returns a score by name: `loss`, `top1`, `top5` or a metric.
+    pub fn value(&self, figure: &str) -> Option<f64> {
+        match figure {
+            "loss" => Some(self.loss),
+            "top1" if self.top1.is_some() => self.top1,
+            "top5" if self.top5.is_some() => self.top5,
+            name => self.metrics.get(name).copied(),
+        }
+    }
+}
+
 /// Best evaluation of a run; the earliest of equals.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Best {

@@ -72,10 +72,24 @@ impl Measurement {
         }
     }
 
+    /// Returns the images/s of all attempts.
+    pub fn speeds(&self) -> Vec<f64> {
+        let speeds = self.attempts.iter();
+        speeds
+            .filter_map(AttemptRecord::images_per_second)
+            .collect()
+    }
+
     /// Summarises images/s; `None` without attempts.
     pub fn speed(&self) -> Option<Spread> {
-        let speeds = self.attempts.iter();
-        Spread::of(speeds.filter_map(AttemptRecord::images_per_second))
+        Spread::of(self.speeds())
+    }
+
+    /// Returns the largest memory of a rank in any attempt, bytes.
+    pub fn peak_memory_bytes(&self) -> Option<u64> {
+        let attempts = self.attempts.iter();
+        let bytes = attempts.filter_map(|one| one.result["peak_memory_bytes"].as_u64());
+        bytes.max()
     }
 
     /// Returns a setting; empty if it is absent.

@@ -217,6 +217,21 @@ impl EpochRecord {
         self.epoch.saturating_add(1)
     }
 
+    /// Returns a score while the epoch trained, by the names of [`Evaluation::value`].
+    pub fn trained(&self, figure: &str) -> Option<f64> {
+        match figure {
+            "loss" => self.train_loss,
+            "top1" => self.train_top1,
+            "top5" => self.train_top5,
+            name => self.train_metrics.get(name).copied(),
+        }
+    }
+
+    /// Returns a score after the epoch, by the names of [`Evaluation::value`].
+    pub fn evaluated(&self, figure: &str) -> Option<f64> {
+        self.evaluation()?.1.value(figure)
+    }
+
     /// Returns the evaluation after the epoch and its split, `val` or `test`.
     pub fn evaluation(&self) -> Option<(&'static str, &Evaluation)> {
         let val = self.val.as_ref().map(|val| ("val", val));

@@ -96,12 +96,7 @@ impl BestRule {
     /// Returns the figure of an evaluation, the same on all ranks; NaN if the task lacks it.
     /// Collective: all ranks.
     pub fn figure(&self, scores: &Evaluation, communicator: &dyn Communicator) -> Result<f64> {
-        let value = match self.goal.figure.as_str() {
-            "loss" => Some(scores.loss),
-            "top1" if scores.top1.is_some() => scores.top1,
-            name => scores.metrics.get(name).copied(),
-        };
-        let value = value.unwrap_or(f64::NAN);
+        let value = scores.value(&self.goal.figure).unwrap_or(f64::NAN);
         // Sums of f64 may differ in the last bit from rank to rank, which would decide a tie
         // differently.
         let of_root = from_root(communicator, &value.to_le_bytes())?;
