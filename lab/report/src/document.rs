@@ -16,6 +16,8 @@ pub(crate) struct Document {
     pub(crate) created: String,
     /// Inputs as typed.
     pub(crate) inputs: Vec<String>,
+    /// Sentences with the result.
+    pub(crate) results: Vec<String>,
     /// Sections in reading order; none is empty.
     pub(crate) sections: Vec<Section>,
 }
@@ -51,6 +53,8 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<Cell>>,
     /// True for a table that is folded away under its title.
     pub(crate) is_folded: bool,
+    /// True if the background of a number shows its share of the row.
+    pub(crate) is_shaded: bool,
 }
 
 /// One entry of a table.
@@ -90,6 +94,12 @@ impl Section {
         self.contents.push(Content::Warning(text.into()));
     }
 
+    /// Adds a text that is folded away under a line.
+    pub(crate) fn fold(&mut self, summary: impl Into<String>, text: String) {
+        let folded = Content::FoldedText(summary.into(), text);
+        self.contents.push(folded);
+    }
+
     /// Adds a table, if it has rows.
     pub(crate) fn table(
         &mut self,
@@ -125,7 +135,7 @@ impl Section {
     ) {
         if series.iter().any(|one| one.points().next().is_some()) {
             let marks = Marks::Lines(y, series);
-            self.figure([id, title, caption], x, marks);
+            self.figure([id, title, caption], None, x, marks);
         }
     }
 
@@ -133,16 +143,23 @@ impl Section {
     pub(crate) fn bars(&mut self, words: [&str; 3], x: &str, parts: &[&'static str], bars: &[Bar]) {
         for bars in bars.chunks(MOST_BARS) {
             let marks = Marks::Bars(parts.to_vec(), bars.to_vec());
-            self.figure(words, Axis::from_zero(x), marks);
+            self.figure(words, None, Axis::from_zero(x), marks);
         }
     }
 
-    pub(crate) fn figure(&mut self, words: [&str; 3], x: Axis, marks: Marks) {
+    pub(crate) fn figure(
+        &mut self,
+        words: [&str; 3],
+        view: Option<(usize, &'static str)>,
+        x: Axis,
+        marks: Marks,
+    ) {
         let [id, title, caption] = words.map(str::to_owned);
         self.contents.push(Content::Figure(Figure {
             id,
             title,
             caption,
+            view,
             x,
             marks,
         }));
@@ -196,6 +213,7 @@ impl Table {
                 .map(|row| row.into_iter().map(|(_, cell)| cell).collect())
                 .collect(),
             is_folded: false,
+            is_shaded: false,
         })
     }
 

@@ -1,15 +1,19 @@
 //! The report as one HTML file without external resources.
 //!
 //! In: a [`Document`]. Out: HTML.
-//! Invariant: maud escapes everything that comes from a file. The page fetches nothing and is never
-//! wider than its window: tables and figures scroll.
+//! Invariant: maud escapes everything that comes from a file. The page fetches nothing, runs no
+//! script and is never wider than its window.
 
 use super::chart::{COLOURS, Figure, draw};
 use super::document::{Cell, Content, Document, Section, Table};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use std::collections::BTreeSet;
 
 /// Cells with more characters than this may break into lines.
 const LONG: usize = 40;
+
+/// Most columns that fit beside each other.
+const MOST_COLUMNS: usize = 8;
 
 /// Renders the document.
 pub(super) fn page(document: &Document) -> String {
@@ -28,6 +32,7 @@ pub(super) fn page(document: &Document) -> String {
             body {
                 header {
                     h1 { (document.title) }
+                    @for result in &document.results { p.result { (result) } }
                     p.facts { "Written " (document.created) " by Lockstep " (env!("CARGO_PKG_VERSION")) " from " (document.inputs.join(", ")) "." }
                     nav aria-label="Sections" {
                         ul { @for section in &document.sections { li { a href={ "#" (section.id) } { (section.heading) } } } }
@@ -63,9 +68,48 @@ fn section(section: &Section) -> Markup {
     html! {
         section id=(section.id) {
             h2 { (section.heading) }
+            (views(section))
             @for group in groups {
-                @if is_figure(&group[0]) { div.figures { @for one in group { (content(one)) } } }
+                @if is_figure(&group[0]) { (figures(group)) }
                 @else { @for one in group { (content(one)) } }
+            }
+        }
+    }
+}
+
+/// Shows figures side by side; a caption that they share stands above them.
+fn figures(group: &[Content]) -> Markup {
+    let captions = group.iter().map(|one| match one {
+        Content::Figure(figure) => figure.caption.as_str(),
+        _ => "",
+    });
+    let captions: BTreeSet<&str> = captions.collect();
+    let shared = captions
+        .first()
+        .filter(|_| captions.len() == 1 && group.len() > 1);
+    html! {
+        @if let Some(caption) = shared { p.facts { (caption) } }
+        div.figures { @for one in group { @if let Content::Figure(one) = one { (figure(one, shared.is_none())) } } }
+    }
+}
+
+/// Offers the horizontal axes of a section's figures; the style sheet hides the other figures.
+fn views(section: &Section) -> Markup {
+    let view = |content: &Content| match content {
+        Content::Figure(figure) => figure.view,
+        _ => None,
+    };
+    let views: BTreeSet<_> = section.contents.iter().filter_map(view).collect();
+    html! {
+        @if views.len() > 1 {
+            fieldset.views {
+                legend { "Horizontal axis" }
+                @for (index, (number, name)) in views.iter().enumerate() {
+                    label {
+                        input type="radio" name={ (section.id) "-by" } class={ "by-" (number) } checked[index == 0];
+                        (name)
+                    }
+                }
             }
         }
     }
@@ -76,7 +120,7 @@ fn content(content: &Content) -> Markup {
         @match content {
             Content::Paragraph(text) => p { (text) },
             Content::Warning(text) => p.warning { (text) },
-            Content::Figure(one) => (figure(one)),
+            Content::Figure(one) => (figure(one, true)),
             Content::Table(one) if one.is_folded => details { summary { (one.title) } (table(one)) },
             Content::Table(one) => (table(one)),
             Content::FoldedText(summary, text) =>
@@ -85,34 +129,55 @@ fn content(content: &Content) -> Markup {
     }
 }
 
-fn figure(figure: &Figure) -> Markup {
+fn figure(figure: &Figure, has_caption: bool) -> Markup {
     html! {
-        figure id={ "figure-" (figure.id) } {
-            div.scroll tabindex="0" role="region" aria-label=(figure.title) { (PreEscaped(draw(figure))) }
-            figcaption { (figure.caption) }
+        figure id={ "figure-" (figure.id) } class=[figure.view.map(|(view, _)| format!("of-{view}"))] {
+            (PreEscaped(draw(figure)))
+            @if has_caption { figcaption { (figure.caption) } }
             p.files { a href={ "figures/" (figure.id) ".svg" } { "SVG" } " · " a href={ "figures/" (figure.id) ".csv" } { "CSV" } }
         }
     }
 }
 
 fn table(table: &Table) -> Markup {
-    let numeric: Vec<bool> = (0..table.columns.len())
-        .map(|column| table.is_numeric(column))
-        .collect();
+    let rows = &table.rows;
+    let columns = 0..table.columns.len();
+    let is_wide = columns.len() > MOST_COLUMNS && !table.is_shaded;
+    // A column with one value is a sentence, unless its name is that of the rows.
+    let (constant, columns): (Vec<usize>, Vec<usize>) = columns.partition(|column| {
+        let is_same = |row: &Vec<Cell>| row[*column] == rows[0][*column];
+        is_wide && *column > 0 && rows.len() > 1 && rows.iter().all(is_same)
+    });
+    let value = |column: &usize| format!("{} {}", table.columns[*column], rows[0][*column].shown());
+    let constant = constant.iter().map(value).collect::<Vec<_>>().join("; ");
+    let look = match columns.len() {
+        _ if table.is_shaded => Some("matrix"),
+        _ if is_wide && rows.len() == 1 => Some("wide cards"),
+        0..5 => None,
+        _ => Some("wide"),
+    };
     let class = |column: usize, cell: &Cell| match cell {
-        _ if numeric[column] => Some("number"),
+        _ if table.is_numeric(column) => Some("number"),
         Cell::Text(text) if text.chars().count() > LONG => Some("long"),
         _ => None,
     };
+    let number = |cell: &Cell| match cell {
+        Cell::Number(value, _) => *value,
+        _ => 0.0,
+    };
+    let shade = |row: &[Cell], column: usize| {
+        let share = number(&row[column]) / row.iter().map(number).sum::<f64>();
+        (table.is_shaded && share > 0.0).then(|| format!("--share:{share:.2}"))
+    };
     html! {
         div.scroll tabindex="0" role="region" aria-label=(table.title) {
-            table id={ "table-" (table.id) } {
-                caption { (table.title) }
-                thead { tr { @for (column, name) in table.columns.iter().enumerate() {
-                    th scope="col" class=[numeric[column].then_some("number")] { (name) }
+            table id={ "table-" (table.id) } class=[look] {
+                caption { (table.title) @if !constant.is_empty() { p.facts { "Equal in all rows: " (constant) "." } } }
+                thead { tr { @for column in &columns {
+                    th scope="col" class=[table.is_numeric(*column).then_some("number")] { (table.columns[*column]) }
                 } } }
-                tbody { @for row in &table.rows { tr { @for (column, cell) in row.iter().enumerate() {
-                    td class=[class(column, cell)] { (cell.shown()) }
+                tbody { @for row in rows { tr { @for column in &columns {
+                    td class=[class(*column, &row[*column])] data-name=(table.columns[*column]) style=[shade(row, *column)] { (row[*column].shown()) }
                 } } } }
             }
         }

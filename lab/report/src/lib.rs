@@ -99,6 +99,7 @@ pub fn write(request: &Request) -> Result<Size> {
         title,
         created: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         inputs: inputs.collect(),
+        results: sections::sentences(&facts),
         sections: sections::sections(&facts),
     };
     files::write(&document, &request.output)

@@ -106,7 +106,6 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
         "curves",
         "step-time",
         "predictions",
-        "memory",
         "differences",
         "runs",
         "records",
@@ -121,6 +120,13 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
             !page.contains(&format!("<section id=\"{absent}\">")),
             "{absent}"
         );
+    }
+    let result = page.find("<p class=\"result\">Best of 2, ").unwrap();
+    assert!(result < page.find("<section").unwrap());
+    // The horizontal axis is chosen without a script.
+    for (axis, number) in [("epoch", 0), ("samples", 1), ("time", 2)] {
+        assert!(page.contains(&format!("class=\"by-{number}\"")), "{axis}");
+        assert!(page.contains(&format!("Loss by {axis}")), "{axis}");
     }
     assert!(page.contains("<h1>A &lt;tiny&gt; study &amp; more</h1>") && !page.contains("<tiny>"));
     assert!(page.contains("torn.json") && page.contains("so it is left out"));
@@ -150,7 +156,7 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
 
     let throughput = csv_lines(&output.join("tables/throughput.csv"));
     assert!(
-        throughput[1].starts_with("one,weak,32,1,101,100,102,2,1,100,1,0"),
+        throughput[1].starts_with("one,weak,32,1,101,100,102,2,1,100,1,,256"),
         "{throughput:?}"
     );
     assert!(
@@ -175,8 +181,8 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
     let index: Value =
         serde_json::from_str(&fs::read_to_string(output.join("report.json")).unwrap()).unwrap();
     assert_eq!(index["schema"], "lockstep.report/1");
-    // Each of the two ranks has a bar.
-    assert_eq!(csv_lines(&output.join("figures/step-time-2.csv")).len(), 3);
+    // The run of the study has a rank, the other has two.
+    assert_eq!(csv_lines(&output.join("figures/step-time.csv")).len(), 4);
     assert!(page.contains("run.seed"), "the seeds differ");
     let entries = fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(entries, 2, "study and report alone are left");
@@ -201,7 +207,7 @@ fn a_killed_run_with_torn_metrics_is_shown_as_far_as_it_went() {
             && page.contains("3 of 5 lines cannot be read"),
         "{page}"
     );
-    assert!(csv_lines(&folder.path().join("report/figures/loss-by-epochs.csv")).len() == 3);
+    assert!(csv_lines(&folder.path().join("report/figures/loss-by-epochs.csv")).len() == 5);
 
     fs::write(&metrics, "").unwrap();
     let empty = self::page(

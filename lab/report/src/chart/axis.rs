@@ -1,19 +1,37 @@
 //! Axes: scale, range and ticks.
 //!
 //! In: the values of an axis. Out: pixels of values, and the text of each tick.
-//! Invariant: the range has every value; a logarithmic axis draws positive values only.
+//! Invariant: the range has every value that the axis can show; a logarithm needs a positive
+//! value.
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Axis {
     /// Quantity and unit.
     pub(crate) label: String,
-    pub(crate) is_logarithmic: bool,
+    pub(crate) steps: Steps,
     unit: Unit,
     from_zero: bool,
     is_whole: bool,
     /// Values at which ticks are drawn; round values if absent.
     ticks: Option<Vec<f64>>,
 }
+
+/// Values that are equally far apart on an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Steps {
+    Linear,
+    Logarithmic,
+    /// Shares whose distances to 1 have equal ratios: 90 %, 99 %, 99.9 %.
+    TowardsOne,
+}
+
+/// Ticks of [`Steps::TowardsOne`].
+const SHARES: [f64; 13] = [
+    0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9998, 0.9999,
+];
+
+/// Least ratio of values at which [`Axis::showing`] leaves the linear axis.
+const WIDE: f64 = 5.0;
 
 /// Unit of the ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +71,7 @@ impl Axis {
     pub(crate) fn linear(label: impl Into<String>) -> Self {
         Self {
             label: label.into(),
-            is_logarithmic: false,
+            steps: Steps::Linear,
             unit: Unit::Plain,
             from_zero: false,
             is_whole: false,
@@ -78,7 +96,28 @@ impl Axis {
 
     pub(crate) fn logarithmic(label: impl Into<String>) -> Self {
         Self {
-            is_logarithmic: true,
+            steps: Steps::Logarithmic,
+            ..Self::linear(label)
+        }
+    }
+
+    /// Returns an axis on which the differences between `values` are visible: not linear if the
+    /// values, or the distances of shares to 1, have a wide range.
+    pub(crate) fn showing(
+        label: impl Into<String>,
+        unit: Unit,
+        values: impl Iterator<Item = f64>,
+    ) -> Self {
+        let (steps, distances): (_, Vec<f64>) = match unit {
+            Unit::Share => (Steps::TowardsOne, values.map(|value| 1.0 - value).collect()),
+            _ => (Steps::Logarithmic, values.collect()),
+        };
+        let least = distances.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = distances.iter().copied().fold(0.0, f64::max);
+        let is_wide = least > 0.0 && most >= WIDE * least;
+        Self {
+            steps: if is_wide { steps } else { Steps::Linear },
+            unit,
             ..Self::linear(label)
         }
     }
@@ -88,9 +127,13 @@ impl Axis {
         let mut ticks: Vec<f64> = counts.into_iter().filter(|count| *count > 0.0).collect();
         ticks.sort_by(f64::total_cmp);
         ticks.dedup();
-        let is_logarithmic = ticks.len() > 2 && ticks[ticks.len() - 1] / ticks[0] > 4.0;
+        let is_wide = ticks.len() > 2 && ticks[ticks.len() - 1] / ticks[0] > 4.0;
         Self {
-            is_logarithmic,
+            steps: if is_wide {
+                Steps::Logarithmic
+            } else {
+                Steps::Linear
+            },
             ticks: Some(ticks),
             ..Self::linear(label)
         }
@@ -102,9 +145,10 @@ impl Axis {
 
     /// Returns the coordinate of a value; `None` if the axis cannot show it.
     fn coordinate(&self, value: f64) -> Option<f64> {
-        let coordinate = match self.is_logarithmic {
-            true => value.log10(),
-            false => value,
+        let coordinate = match self.steps {
+            Steps::Linear => value,
+            Steps::Logarithmic => value.log10(),
+            Steps::TowardsOne => -(1.0 - value).log10(),
         };
         coordinate.is_finite().then_some(coordinate)
     }
@@ -136,8 +180,14 @@ impl Axis {
                 .iter()
                 .filter_map(|tick| self.coordinate(*tick))
                 .collect(),
-            None if self.is_logarithmic => self.logarithmic_ticks(low, high),
-            None => linear_ticks(low, high, most_ticks),
+            None => match self.steps {
+                Steps::Linear => linear_ticks(low, high, most_ticks),
+                Steps::Logarithmic => self.logarithmic_ticks(low, high),
+                Steps::TowardsOne => {
+                    let ticks = SHARES.iter().filter_map(|share| self.coordinate(*share));
+                    ticks.filter(|tick| (low..=high).contains(tick)).collect()
+                }
+            },
         };
         ticks.retain(|tick| !self.is_whole || tick.fract() == 0.0);
         let every = ticks.len().div_ceil(most_ticks).max(1);
@@ -169,10 +219,10 @@ impl Axis {
 
     /// Returns the text of the tick at a coordinate.
     fn text(&self, at: f64) -> String {
-        let value = if self.is_logarithmic {
-            10f64.powf(at)
-        } else {
-            at
+        let value = match self.steps {
+            Steps::Linear => at,
+            Steps::Logarithmic => 10f64.powf(at),
+            Steps::TowardsOne => 1.0 - 10f64.powf(-at),
         };
         match self.unit {
             Unit::Plain => shortest(value),
@@ -237,7 +287,28 @@ mod tests {
             texts(&Axis::of_counts("ranks", ranks), &ranks, 8),
             ["1", "2", "4"]
         );
-        assert!(Axis::of_counts("ranks", [1.0, 2.0, 64.0]).is_logarithmic);
+        let wide = Axis::of_counts("ranks", [1.0, 2.0, 64.0]);
+        assert_eq!(wide.steps, Steps::Logarithmic);
+    }
+
+    #[test]
+    fn an_axis_shows_the_differences_of_losses_over_a_decade_and_of_accuracies_near_one() {
+        for (unit, values, expected) in [
+            (Unit::Plain, [2.0, 0.1], Steps::Logarithmic),
+            (Unit::Plain, [2.0, 1.0], Steps::Linear),
+            (Unit::Plain, [2.0, -0.1], Steps::Linear),
+            (Unit::Share, [0.3, 0.99], Steps::TowardsOne),
+            (Unit::Share, [0.3, 0.6], Steps::Linear),
+            (Unit::Share, [0.3, 1.0], Steps::Linear),
+        ] {
+            let axis = Axis::showing("", unit, values.into_iter());
+            assert_eq!(axis.steps, expected, "{values:?}");
+        }
+        let axis = Axis::showing("", Unit::Share, [0.7, 0.992].into_iter());
+        assert_eq!(
+            texts(&axis, &[0.7, 0.992], 7),
+            ["80 %", "90 %", "95 %", "98 %", "99 %"]
+        );
     }
 
     #[test]

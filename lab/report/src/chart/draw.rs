@@ -32,13 +32,13 @@ const SURFACE: &str = COLOURS[MOST_SERIES + 3].0;
 const QUIET: &str = COLOURS[MOST_SERIES + 4].0;
 
 /// Sizes in pixels.
-const WIDTH: f64 = 640.0;
+const WIDTH: f64 = 520.0;
 const SIDE: f64 = 12.0;
 /// Line of text.
 const LINE: f64 = 18.0;
 /// Line of the title or legend.
 const HEAD: f64 = 20.0;
-const PLOT: f64 = 350.0;
+const PLOT: f64 = 310.0;
 const X_AXIS: f64 = 46.0;
 const TEXT: f64 = 13.0;
 const HEADING: f64 = 15.0;
@@ -112,7 +112,7 @@ fn shown(points: impl IntoIterator<Item = (f64, f64)>) -> String {
     points.join(" ")
 }
 
-fn line(points: &[(f64, f64)], colour: &str, width: u8, dashes: Option<&str>) -> Markup {
+fn line(points: &[(f64, f64)], colour: &str, width: f64, dashes: Option<&str>) -> Markup {
     html! {
         polyline points=(shown(points.iter().copied())) fill="none" stroke=(colour)
             stroke-width=(width) stroke-dasharray=[dashes] {}
@@ -120,7 +120,7 @@ fn line(points: &[(f64, f64)], colour: &str, width: u8, dashes: Option<&str>) ->
 }
 
 /// Draws an interval along an axis with caps at its ends; `at` turns its coordinates.
-fn range(ends: [f64; 2], across: f64, at: fn(f64, f64) -> (f64, f64), look: (&str, u8)) -> Markup {
+fn range(ends: [f64; 2], across: f64, at: fn(f64, f64) -> (f64, f64), look: (&str, f64)) -> Markup {
     let cap = |end: f64| [-5.0, 5.0].map(|offset| at(end, across + offset));
     let [low, high] = ends;
     html! {
@@ -141,18 +141,19 @@ fn rectangle(from: (f64, f64), to: (f64, f64), fill: &str, stroke: Option<&str>)
 fn stroke(points: &[(f64, f64)], kind: Kind, style: usize) -> Markup {
     match kind {
         Kind::Scattered => html! {},
-        Kind::Reference => line(points, MUTED, 1, None),
-        Kind::Measured => line(points, of_series(style), 2, None),
-        Kind::Predicted | Kind::Fitted => line(points, of_series(style), 2, Some("6 5")),
+        Kind::Reference => line(points, MUTED, 1.0, None),
+        Kind::Trained => line(points, of_series(style), 1.5, None),
+        Kind::Measured | Kind::Evaluated => line(points, of_series(style), 2.0, None),
+        Kind::Predicted | Kind::Fitted => line(points, of_series(style), 2.0, Some("6 5")),
     }
 }
 
 /// Draws the marker of a series.
 fn marker((x, y): (f64, f64), kind: Kind, style: usize) -> Markup {
     let fill = match kind {
-        Kind::Measured | Kind::Scattered => of_series(style),
+        Kind::Measured | Kind::Evaluated | Kind::Scattered => of_series(style),
         Kind::Predicted => SURFACE,
-        Kind::Fitted | Kind::Reference => return html! {},
+        Kind::Trained | Kind::Fitted | Kind::Reference => return html! {},
     };
     // Corners, eighths of a turn to the first one, distance of every second corner.
     let (corners, eighths, inner) = [
@@ -194,8 +195,14 @@ fn legend(marks: &Marks) -> (Markup, u8) {
                     (marker(((SAMPLE - 6.0) / 2.0, middle), one.kind, one.style))
                 }
             };
+            // Many thin lines have the colours of the others.
+            let evaluated = series.iter().filter(|one| one.kind == Kind::Evaluated);
+            let is_omitted = evaluated.count() > 1;
             let series = series.iter();
-            series.map(|one| (one.name.as_str(), sample(one))).collect()
+            series
+                .filter(|one| !one.name.is_empty() && (one.kind != Kind::Trained || !is_omitted))
+                .map(|one| (one.name.as_str(), sample(one)))
+                .collect()
         }
         Marks::Bars(_, bars) if bars.iter().any(|bar| bar.predicted.is_some()) => {
             vec![
@@ -235,10 +242,10 @@ fn x_axis(axis: &Axis, scale: &Scale<'_>, top: f64, bottom: f64) -> Markup {
     let [left, right] = scale.pixels;
     html! {
         @for (x, name) in &scale.ticks {
-            (line(&[(*x, top), (*x, bottom)], GRID, 1, None))
+            (line(&[(*x, top), (*x, bottom)], GRID, 1.0, None))
             (text(*x, bottom + 7.0, "middle", MUTED, name))
         }
-        (line(&[(left, bottom), (right, bottom)], MUTED, 1, None))
+        (line(&[(left, bottom), (right, bottom)], MUTED, 1.0, None))
         (text(f64::midpoint(left, right), bottom + 27.0, "middle", MUTED, &axis.label))
     }
 }
@@ -247,7 +254,7 @@ fn x_axis(axis: &Axis, scale: &Scale<'_>, top: f64, bottom: f64) -> Markup {
 fn lines(x_axis_: &Axis, y_axis: &Axis, all: &[Series], top: f64) -> (Markup, f64) {
     let points = || all.iter().flat_map(Series::points);
     let ends = points().flat_map(|point| {
-        let (least, most) = point.range.unwrap_or((point.y, point.y));
+        let (least, most) = point.ends();
         [point.y, least, most]
     });
     let bottom = top + PLOT - X_AXIS;
@@ -255,14 +262,25 @@ fn lines(x_axis_: &Axis, y_axis: &Axis, all: &[Series], top: f64) -> (Markup, f6
     let labels = y.ticks.iter().map(|(_, name)| width(name));
     let left = SIDE + labels.fold(0.0, f64::max) + LINE + 8.0;
     let right = WIDTH - 2.0 * SIDE;
-    let x = x_axis_.place(points().map(|point| point.x), 9, [left, right]);
+    let place =
+        |most_ticks| x_axis_.place(points().map(|point| point.x), most_ticks, [left, right]);
+    let is_legible = |scale: &Scale<'_>| {
+        scale.ticks.windows(2).all(|pair| {
+            let [(a, name), (b, next)] = pair else {
+                return true;
+            };
+            b - a >= f64::midpoint(width(name), width(next)) + 8.0
+        })
+    };
+    let legible = (3..9).rev().map(place).find(is_legible);
+    let x = legible.unwrap_or_else(|| place(2));
     let middle = f64::midpoint(top + 6.0, bottom);
     let markup = html! {
         @for (at, name) in &y.ticks {
-            (line(&[(left, *at), (right, *at)], GRID, 1, None))
+            (line(&[(left, *at), (right, *at)], GRID, 1.0, None))
             (text(left - 7.0, at - 5.0, "end", MUTED, name))
         }
-        (line(&[(left, top + 6.0), (left, bottom)], MUTED, 1, None))
+        (line(&[(left, top + 6.0), (left, bottom)], MUTED, 1.0, None))
         g transform={ "translate(" (SIDE) "," (middle) ") rotate(-90)" } {
             (text(0.0, 0.0, "middle", MUTED, &y_axis.label))
         }
@@ -275,17 +293,32 @@ fn lines(x_axis_: &Axis, y_axis: &Axis, all: &[Series], top: f64) -> (Markup, f6
 fn of_line(series: &Series, points: &[Point], x: &Scale<'_>, y: &Scale<'_>) -> Markup {
     let at = |point: &Point| Some((x.at(point.x)?, y.at(point.y)?));
     let placed: Vec<(f64, f64)> = points.iter().filter_map(at).collect();
+    let colour = of_series(series.style);
+    let is_band = matches!(series.kind, Kind::Evaluated | Kind::Trained);
     let ranges = points.iter().filter_map(|point| {
-        let (least, most) = point.range.filter(|(least, most)| least < most)?;
-        Some((x.at(point.x)?, [y.at(least)?, y.at(most)?]))
+        let (least, most) = point.ends();
+        let is_shown = is_band || least < most;
+        Some((
+            x.at(point.x).filter(|_| is_shown)?,
+            [y.at(least)?, y.at(most)?],
+        ))
     });
+    let ranges: Vec<(f64, [f64; 2])> = ranges.collect();
+    let end = |which: usize| {
+        ranges
+            .iter()
+            .map(move |(across, ends)| (*across, ends[which]))
+    };
     // The markers of a long line would hide it.
     let every = placed.len().div_ceil(40).max(1);
     html! {
-        (stroke(&placed, series.kind, series.style))
-        @for (across, ends) in ranges {
-            (range(ends, across, |along, across| (across, along), (of_series(series.style), 1)))
+        @if is_band && points.iter().any(|point| point.range.is_some()) {
+            polygon points=(shown(end(0).chain(end(1).rev()))) fill=(colour) fill-opacity="0.18" {}
         }
+        (stroke(&placed, series.kind, series.style))
+        @if !is_band { @for (across, ends) in &ranges {
+            (range(*ends, *across, |along, across| (across, along), (colour, 1.0)))
+        } }
         @for at in placed.iter().step_by(every) { (marker(*at, series.kind, series.style)) }
     }
 }
@@ -346,7 +379,7 @@ fn bars(axis: &Axis, all: &[Bar], top: f64) -> (Markup, f64) {
             }
             @if let Some((least, most)) = whisker {
                 // The pale edge keeps the whisker visible on a dark bar.
-                @for look in [(SURFACE, 3), (INK, 1)] {
+                @for look in [(SURFACE, 3.0), (INK, 1.0)] {
                     (range([at(least), at(most)], top + BAR / 2.0, |along, across| (along, across), look))
                 }
             }
@@ -389,6 +422,7 @@ mod tests {
             id: "id".to_owned(),
             title: title.to_owned(),
             caption: title.to_owned(),
+            view: None,
             x: Axis::from_zero("s"),
             marks: Marks::Bars(Vec::new(), bars.iter().map(bar).collect()),
         })

@@ -7,7 +7,7 @@
 mod axis;
 mod draw;
 
-pub(crate) use axis::{Axis, Unit};
+pub(crate) use axis::{Axis, Steps, Unit};
 pub(crate) use draw::{COLOURS, draw};
 
 use crate::document::{NamedRow, Table, number, row};
@@ -27,6 +27,8 @@ pub(crate) struct Figure {
     pub(crate) title: String,
     /// Measured quantity and method.
     pub(crate) caption: String,
+    /// Position and name of the horizontal axis among those that the reader may choose.
+    pub(crate) view: Option<(usize, &'static str)>,
     pub(crate) x: Axis,
     pub(crate) marks: Marks,
 }
@@ -54,8 +56,12 @@ pub(crate) struct Series {
 /// Appearance of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Filled markers on a solid line.
+    /// Filled markers on a solid line; ranges are bars.
     Measured,
+    /// Filled markers on a solid line; ranges are a band.
+    Evaluated,
+    /// A thin line without markers; ranges are a band.
+    Trained,
     /// Filled markers without a line.
     Scattered,
     /// Hollow markers on a dashed line.
@@ -95,6 +101,11 @@ pub(crate) struct Bar {
 impl Point {
     pub(crate) fn new(x: f64, y: f64) -> Self {
         Self { x, y, range: None }
+    }
+
+    /// Returns the ends of the range, or the value twice.
+    fn ends(&self) -> (f64, f64) {
+        self.range.unwrap_or((self.y, self.y))
     }
 
     /// Returns the median of repetitions with their range.

@@ -103,7 +103,10 @@ pub fn watch(directory: &Path, until_end: bool, is_to_end: impl Fn() -> bool) ->
     let mut terminal = ratatui::try_init()?;
     let mut show = || -> Result<bool> {
         loop {
-            terminal.draw(|frame| view::render(&live, frame.area(), frame.buffer_mut()))?;
+            terminal.draw(|frame| {
+                view::render(&live, frame.area(), frame.buffer_mut());
+                view::key(frame.area(), frame.buffer_mut());
+            })?;
             if until_end && live.stage.has_ended() || is_ended_by_key(&is_to_end)? {
                 return Ok(live.stage == Stage::Finished);
             }

@@ -6,9 +6,8 @@
 //! Neither the clock of another machine nor a process number decides, as the number may be of
 //! another container.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, TryLockError};
-use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -16,13 +15,10 @@ use anyhow::Result;
 use records::RunProgress;
 
 use crate::Refusal;
-use crate::sources::{Run, read_json};
+use crate::sources::{Run, alerts, last_session, read_json};
 
 /// A run that writes nothing for this time may be dead.
 pub(super) const SILENCE: Duration = Duration::from_secs(60);
-
-/// Bytes that are read at the end of a log.
-const TAIL: u64 = 256 << 10;
 
 /// A watched run.
 #[derive(Debug)]
@@ -33,9 +29,12 @@ pub(super) struct Live {
     pub(super) progress: Option<RunProgress>,
     /// Warnings and errors of this session, the newest last.
     pub(super) alerts: Vec<String>,
-    /// End of the log of this session.
-    pub(super) log: Vec<String>,
+    /// Known steps of this session by their number.
+    pub(super) steps: BTreeMap<u64, StepScores>,
 }
+
+/// Loss, accuracy (share 0..1) and samples/s of a step.
+pub(super) type StepScores = [Option<f64>; 3];
 
 /// The changes of a run's files while they are watched.
 #[derive(Debug)]
@@ -44,6 +43,8 @@ pub(super) struct Watched {
     /// Time of the last change.
     changed: Option<Instant>,
     last: Option<(Option<RunProgress>, Vec<String>)>,
+    /// Steps of the progress so far; the log has only some steps.
+    steps: BTreeMap<u64, StepScores>,
 }
 
 impl Default for Watched {
@@ -52,6 +53,7 @@ impl Default for Watched {
             since: Instant::now(),
             changed: None,
             last: None,
+            steps: BTreeMap::new(),
         }
     }
 }
@@ -63,6 +65,10 @@ impl Watched {
             self.changed = Some(Instant::now());
         }
         self.last = Some(files);
+        self.steps.extend(progress.map(|progress| {
+            let speed = Some(progress.images_per_second).filter(|speed| *speed > 0.0);
+            (progress.step, [progress.loss, progress.top1, speed])
+        }));
     }
 
     pub(super) fn duration(&self) -> Duration {
@@ -121,8 +127,7 @@ impl Live {
         let is_of_session =
             |progress: &RunProgress| started.is_none_or(|started| progress.started == started);
         let progress = progress.filter(is_of_session);
-        let log = last_session(lines_at_end(&directory.join("train.log")));
-        watched.look(progress.as_ref(), &log);
+        watched.look(progress.as_ref(), &run.log);
         let written = progress
             .as_ref()
             .map(|progress| progress.written.as_str())
@@ -138,11 +143,14 @@ impl Live {
             None if manifest_time.is_none() => Stage::NotBegun,
             None => stage(holder(directory), watched, written.or(manifest_time)),
         };
-        let output = newest_output(directory).map(|path| last_session(lines_at_end(&path)));
-        let alerts = alerts(&log, &output.unwrap_or_default());
+        let output = newest_output(directory).map(|path| last_session(&path));
+        let alerts = alerts(&run.log, &output.unwrap_or_default());
+        let mut steps: BTreeMap<u64, StepScores> =
+            run.log.iter().filter_map(|line| step(line)).collect();
+        steps.extend(watched.steps.iter());
         Ok(Self {
             alerts,
-            log,
+            steps,
             progress,
             stage,
             run,
@@ -157,7 +165,7 @@ impl Live {
     }
 
     /// Returns the steps done and those of the whole run.
-    pub(super) fn steps(&self) -> Option<(u64, u64)> {
+    pub(super) fn num_steps(&self) -> Option<(u64, u64)> {
         let progress = self.progress.as_ref()?;
         Some((progress.step, progress.all_steps()?)).filter(|(_, all)| *all > 0)
     }
@@ -210,29 +218,6 @@ fn holder(directory: &Path) -> Holder {
     }
 }
 
-/// Returns the last lines of a file; none if it cannot be read.
-fn lines_at_end(path: &Path) -> Vec<String> {
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = records::file::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = read().unwrap_or_default();
-    String::from_utf8_lossy(&bytes)
-        .lines()
-        .map(str::to_owned)
-        .collect()
-}
-
-/// Returns the lines since the table of options, which begins a session.
-fn last_session(mut lines: Vec<String>) -> Vec<String> {
-    let start = lines.iter().rposition(|line| line.starts_with("version "));
-    lines.split_off(start.unwrap_or(0))
-}
-
 /// Returns the output of the last Slurm job, which has the lines of all ranks.
 fn newest_output(directory: &Path) -> Option<PathBuf> {
     let is_output = |path: &PathBuf| {
@@ -247,17 +232,26 @@ fn newest_output(directory: &Path) -> Option<PathBuf> {
     paths.filter(is_output).max_by_key(time)
 }
 
-/// Returns warnings, errors and the ranks' lines below an error, each once.
-fn alerts(log: &[String], output: &[String]) -> Vec<String> {
-    let mut seen = BTreeSet::new();
-    let mut alerts = Vec::new();
-    let mut is_below_error = false;
-    for line in log.iter().chain(output) {
-        let is_error = line.starts_with("error");
-        is_below_error = is_error || is_below_error && line.starts_with("  rank ");
-        if (is_below_error || line.starts_with("warning: ")) && seen.insert(line) {
-            alerts.push(line.clone());
+/// Reads a line of the log such as `epoch 2 step 5/10 | loss 0.5 | acc 75.0 % | … | 123 samples/s`.
+/// Returns the number of the step since the start of the run, and its scores.
+fn step(line: &str) -> Option<(u64, StepScores)> {
+    let mut parts = line.split(" | ");
+    let (epoch, step) = parts.next()?.strip_prefix("epoch ")?.split_once(" step ")?;
+    let (step, of_epoch) = step.split_once('/')?;
+    let whole = |text: &str| text.trim().parse::<u64>().ok();
+    let before = whole(epoch)?
+        .checked_sub(1)?
+        .checked_mul(whole(of_epoch)?)?;
+    let mut scores = [None; 3];
+    for part in parts {
+        let number = |text: &str| text.trim().replace(',', "").parse::<f64>().ok();
+        if let Some(loss) = part.strip_prefix("loss ") {
+            scores[0] = number(loss);
+        } else if let Some(top1) = part.strip_prefix("acc ") {
+            scores[1] = number(top1.trim_end_matches(" %")).map(|top1| top1 / 100.0);
+        } else if let Some(speed) = part.strip_suffix(" samples/s") {
+            scores[2] = number(speed);
         }
     }
-    alerts
+    Some((before.checked_add(whole(step)?)?, scores))
 }

@@ -163,8 +163,9 @@ fn a_running_runs_page_has_its_place_its_curves_its_ranks_and_the_time_left() {
         "step 25: loss 0.5000 accuracy 75.0 % rate 1.0e-5",
         "epoch 2: test loss 1.1000 accuracy 50.00 %",
         "epoch 3 of 4, step 5 of 10, 30s left",
-        " samples/s by epoch ",
+        " samples/s ",
         "50.0 %",
+        "ranks, last epoch of this session, ms per step",
     ] {
         assert!(page.contains(expected), "{expected}\n{page}");
     }
@@ -255,6 +256,43 @@ fn curves_differ_without_colours_and_a_terminal_of_24_rows_has_room_for_everythi
         page.contains("loss ⠒ train • test") && !page.contains("fwd"),
         "{page}"
     );
+}
+
+#[test]
+fn before_the_first_epoch_the_scores_of_the_steps_are_drawn() {
+    let folder = run();
+    let _lock = lock(&folder);
+    fs::write(folder.path().join("metrics.jsonl"), "").unwrap();
+    let log = "version 1\nepoch 1 step  10/100 | loss 2.2500 | acc 10.0 % | lr 0.1 |  5.0 ms (data) |   1,234 samples/s\n";
+    fs::write(folder.path().join("train.log"), log).unwrap();
+    let at_step = RunProgress {
+        epoch: 0,
+        step: 30,
+        loss: Some(0.75),
+        ..progress(1)
+    };
+    write(&folder, "progress.json", &at_step);
+    let page = shown(&folder);
+    for expected in ["│2.25 ", "│0.75 ", "│75 ", "│1,234", "step 10", "30│"] {
+        assert!(page.contains(expected), "{expected}\n{page}");
+    }
+}
+
+#[test]
+fn the_phases_of_every_rank_fit_into_100_columns_and_the_key_to_quit_is_named() {
+    let folder = run();
+    write(&folder, "progress.json", &progress(1));
+    let area = Rect { width: 100, ..TEXT };
+    let page = shown_within(&folder, area);
+    let mut lines = page.lines();
+    let header = lines.find(|line| line.contains("waits")).unwrap();
+    for phase in ["data", "fwd", "bwd", "comm", "opt"] {
+        assert!(header.contains(phase), "{header}");
+    }
+    let mut buffer = Buffer::empty(area);
+    view::key(area, &mut buffer);
+    let last = (0..area.width).map(|x| buffer[(x, area.height - 1)].symbol());
+    assert!(last.collect::<String>().contains(" q: quit "));
 }
 
 #[test]

@@ -13,11 +13,11 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{
     Axis, Block, Chart, Dataset, Gauge, GraphType, Paragraph, Row, Table, Widget,
 };
-use records::{EpochRecord, RankSeconds, RunProgress, decimal, grouped, wrapped};
+use records::{EpochRecord, RankSeconds, RunProgress, counted, decimal, grouped, wrapped};
 
-use super::state::{Live, Stage};
+use super::state::{Live, Stage, StepScores};
 
-type EpochValue<'a> = &'a dyn Fn(&EpochRecord) -> Option<f64>;
+const SPEED: &str = "samples/s";
 
 const TRAIN: Color = Color::Yellow;
 const TEST: Color = Color::Cyan;
@@ -30,11 +30,25 @@ const MOST: u16 = 6;
 const BAR: u16 = 1;
 const CHARTS: u16 = 5;
 
+/// Names of the table's columns and their least widths.
+const COLUMNS: [(&str, u16); 9] = [
+    ("rank", 4),
+    ("node", 9),
+    ("samples/s", 9),
+    ("waits", 7),
+    ("data", 5),
+    ("fwd", 6),
+    ("bwd", 6),
+    ("comm", 5),
+    ("opt", 5),
+];
+
 /// Rows of a terminal that is not small.
 const TALL: u16 = 30;
 
-/// Columns that the whole table of ranks needs.
-const WIDE: u16 = 55;
+/// Columns that the whole table of ranks needs, and those of a terminal that shows it.
+const TABLE: u16 = 66;
+const WIDE: u16 = 96;
 
 /// Draws the page.
 pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
@@ -73,51 +87,66 @@ pub(super) fn render(live: &Live, area: Rect, buffer: &mut Buffer) {
     progress_bar(live, bar, buffer);
     let halves = || Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]);
     let [loss, accuracy] = halves().areas(charts);
-    let [speed, table] = halves().areas(middle);
-    let evaluated_loss = |epoch: &EpochRecord| epoch.evaluation().map(|(_, scores)| scores.loss);
-    chart(
-        live,
-        "loss",
-        [&|epoch| epoch.train_loss, &evaluated_loss],
-        loss,
-        buffer,
-    );
-    match first_metric(live) {
-        Some(name) => {
-            let train = |epoch: &EpochRecord| epoch.train_metrics.get(name).copied();
-            let evaluated = |epoch: &EpochRecord| {
-                let (_, scores) = epoch.evaluation()?;
-                scores.metrics.get(name).copied()
-            };
-            let values: [EpochValue<'_>; 2] = [&train, &evaluated];
-            chart(live, name, values, accuracy, buffer);
-        }
-        None => {
-            let values: [EpochValue<'_>; 2] = [&|epoch| percent(epoch.train_top1), &|epoch| {
-                percent(epoch.evaluated_top1())
-            }];
-            chart(live, "accuracy, %", values, accuracy, buffer);
+    let [speed, table] = match area.width < WIDE {
+        true => halves(),
+        false => Layout::horizontal([
+            Constraint::Fill(1),
+            Constraint::Length(TABLE.max(area.width / 2)),
+        ]),
+    }
+    .areas(middle);
+    let figure = figure(live);
+    match curves(live, figure).iter().all(Vec::is_empty) {
+        true => chart(live, "loss", charts, buffer),
+        false => {
+            chart(live, "loss", loss, buffer);
+            chart(live, figure, accuracy, buffer);
         }
     }
-    chart(
-        live,
-        "samples/s by epoch",
-        [&EpochRecord::speed, &|_| None],
-        speed,
-        buffer,
-    );
+    chart(live, SPEED, speed, buffer);
     ranks_table(live, ranks, table, buffer);
     let red = Style::new().fg(Color::Red);
     lines(" warnings and errors ", &alerts, red, alerts_area, buffer);
-    lines(" log ", &live.log, Style::new(), log, buffer);
+    lines(" log ", &live.run.log, Style::new(), log, buffer);
 }
 
-/// Returns the first metric of a task without accuracy.
-fn first_metric(live: &Live) -> Option<&str> {
-    let epochs = live.run.epochs.iter().rev();
-    let scores = epochs.filter_map(|epoch| Some(epoch.evaluation()?.1));
-    let without_classes = scores.take(1).find(|scores| scores.top1.is_none())?;
-    without_classes.metrics.keys().next().map(String::as_str)
+/// Returns the accuracy, or the first metric of a task without accuracy.
+fn figure(live: &Live) -> &str {
+    let mut epochs = live.run.epochs.iter().rev();
+    let scores = epochs.find_map(|epoch| Some(epoch.evaluation()?.1));
+    let scores = scores.filter(|scores| scores.top1.is_none());
+    let metric = scores.and_then(|scores| scores.metrics.keys().next());
+    metric.map_or("top1", String::as_str)
+}
+
+/// Returns a score of the epochs while they trained and after them; before the first epoch, a score
+/// of the steps.
+fn curves(live: &Live, figure: &str) -> [Vec<(f64, f64)>; 2] {
+    let epochs = &live.run.epochs;
+    let of_epochs = |value: &dyn Fn(&EpochRecord) -> Option<f64>| {
+        let point = |epoch: &EpochRecord| Some((epoch.number() as f64, value(epoch)?));
+        epochs.iter().filter_map(point).collect()
+    };
+    let steps = live.steps.iter().filter(|_| epochs.is_empty());
+    let of_step = |(step, [loss, top1, speed]): (&u64, &StepScores)| {
+        let value = match figure {
+            "loss" => *loss,
+            "top1" => *top1,
+            SPEED => *speed,
+            _ => None,
+        };
+        Some((*step as f64, value?))
+    };
+    let trained: Vec<(f64, f64)> = match figure {
+        _ if epochs.is_empty() => steps.filter_map(of_step).collect(),
+        SPEED => of_epochs(&EpochRecord::speed),
+        figure => of_epochs(&|epoch| epoch.trained(figure)),
+    };
+    let factor = if figure == "top1" { 100.0 } else { 1.0 };
+    [trained, of_epochs(&|epoch| epoch.evaluated(figure))].map(|points| {
+        let points = points.into_iter().map(|(x, y)| (x, factor * y));
+        points.filter(|(_, y)| y.is_finite()).collect()
+    })
 }
 
 fn percent(share: Option<f64>) -> Option<f64> {
@@ -133,32 +162,30 @@ fn head_lines(live: &Live, width: u16) -> Vec<Line<'_>> {
     let directory = Span::from(run.directory.display().to_string()).bold();
     let style = stage_style(&live.stage);
     let stage = stage(live);
-    let title = Line::from(vec![
+    let title = Line::from_iter([
         directory.clone(),
         Span::from("  "),
-        Span::styled(stage.clone(), style),
+        Span::styled(&stage, style),
     ]);
-    let mut lines = if title.width() <= usize::from(width) {
-        vec![title]
+    let mut lines = Vec::new();
+    if title.width() <= usize::from(width) {
+        lines.push(Line::from_iter([
+            directory,
+            Span::from("  "),
+            Span::styled(stage, style),
+        ]));
     } else {
+        lines.push(Line::from(directory));
         let stage = wrapped(&stage, usize::from(width)).into_iter();
-        let stage = stage.map(|row| Line::styled(row, style));
-        std::iter::once(Line::from(directory))
-            .chain(stage)
-            .collect()
-    };
+        lines.extend(stage.map(|row| Line::styled(row, style)));
+    }
     if live.stage != Stage::NotBegun {
-        let model = run.setting("model.model").or(run.setting("model.family"));
-        let data = run.setting("data.dataset");
-        let mut job = vec![format!(
-            "{} on {}",
-            model.unwrap_or("?"),
-            data.unwrap_or("?")
-        )];
+        let data = run.setting("data.dataset").unwrap_or("?");
+        let mut job = vec![format!("{} on {data}", run.model().unwrap_or("?"))];
         job.extend(run.manifest().map(|manifest| {
             let launch = &manifest.launch;
-            let ranks = records::counted(launch.ranks, "rank");
-            let threads = records::counted(launch.threads_per_rank, "thread");
+            let ranks = counted(launch.ranks, "rank");
+            let threads = counted(launch.threads_per_rank, "thread");
             format!("{ranks} of {threads} on {}", launch.nodes.join(", "))
         }));
         lines.extend(joined(&job, width));
@@ -289,11 +316,11 @@ fn newest(live: &Live) -> Vec<String> {
 
 fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
     let epochs = live.epochs().map(|all| (live.run.epochs.len() as u64, all));
-    let Some((done, all)) = live.steps().or(epochs) else {
+    let Some((done, all)) = live.num_steps().or(epochs) else {
         return;
     };
     let place = match &live.progress {
-        None => format!("{} of {} epochs", grouped(done), grouped(all)),
+        None => format!("{} of {}", grouped(done), counted(all as usize, "epoch")),
         Some(RunProgress {
             epoch,
             epochs,
@@ -331,66 +358,58 @@ fn progress_bar(live: &Live, area: Rect, buffer: &mut Buffer) {
         .render(area, buffer);
 }
 
-/// Draws one or two curves over the epochs.
-fn chart(live: &Live, title: &str, values: [EpochValue<'_>; 2], area: Rect, buffer: &mut Buffer) {
+/// Draws the curves of a score.
+fn chart(live: &Live, figure: &str, area: Rect, buffer: &mut Buffer) {
     let epochs = &live.run.epochs;
-    let curves = values.map(|value| -> Vec<(f64, f64)> {
-        let point = |epoch: &EpochRecord| Some((epoch.number() as f64, value(epoch)?));
-        let points = epochs.iter().filter_map(point);
-        points.filter(|(_, y)| y.is_finite()).collect()
-    });
-    let all = || curves.iter().flatten().map(|point| point.1);
-    let mut least = all().fold(f64::INFINITY, f64::min);
-    let mut most = all().fold(f64::NEG_INFINITY, f64::max);
-    if least > most {
-        least = 0.0;
-        most = 1.0;
-    } else if least == most {
-        least -= 0.5;
-        most += 0.5;
-    }
-    let last = epochs.last().map_or(2, |epoch| epoch.number().max(2));
+    let curves = curves(live, figure);
+    let range = |of: fn(&(f64, f64)) -> f64| {
+        let values = || curves.iter().flatten().map(of);
+        (values().reduce(f64::min), values().reduce(f64::max))
+    };
+    let (least, most) = match range(|point| point.1) {
+        (Some(least), Some(most)) if least < most => (least, most),
+        (Some(value), _) => (value - 0.5, value + 0.5),
+        _ => (0.0, 1.0),
+    };
+    let (first, last) = range(|point| point.0);
+    let first = first.filter(|_| epochs.is_empty()).unwrap_or(1.0);
+    let last = last.unwrap_or(first).max(first + 1.0);
     let has_val = epochs.iter().any(|epoch| epoch.val.is_some());
     let evaluated = if has_val { "• val " } else { "• test " };
     let looks = [
         ("⠒ train ", TRAIN, Marker::Braille),
         (evaluated, TEST, Marker::Dot),
     ];
-    let shown: Vec<_> = looks
-        .into_iter()
-        .zip(&curves)
-        .filter(|(_, points)| !points.is_empty())
-        .collect();
-    let mut title = vec![Span::from(format!(" {title} "))];
-    if shown.len() > 1 {
-        title.extend(
-            shown
-                .iter()
-                .map(|((name, colour, _), _)| Span::styled(*name, *colour)),
-        );
-    }
-    type Curve<'a> = ((&'a str, Color, Marker), &'a Vec<(f64, f64)>);
-    let dataset = |((_, colour, marker), points): &Curve<'_>| {
-        let (marker, kind) = match points.len() {
-            1 => (Marker::Dot, GraphType::Scatter),
-            _ => (*marker, GraphType::Line),
-        };
-        (marker, kind, Style::new().fg(*colour))
+    let word = if epochs.is_empty() { "step" } else { "epoch" };
+    let name = if figure == "top1" {
+        "accuracy, %"
+    } else {
+        figure
     };
-    let datasets = shown.iter().map(|one| {
-        let (marker, kind, style) = dataset(one);
-        Dataset::default()
-            .marker(marker)
-            .graph_type(kind)
-            .style(style)
-            .data(one.1)
-    });
+    let mut title = vec![Span::from(format!(" {name} "))];
+    let has_both = curves.iter().all(|points| !points.is_empty());
+    let mut datasets = Vec::new();
+    for ((name, colour, marker), points) in looks.into_iter().zip(&curves) {
+        if has_both {
+            title.push(Span::styled(name, colour));
+        }
+        let (marker, kind) = match points.len() {
+            0 => continue,
+            1 => (Marker::Dot, GraphType::Scatter),
+            _ => (marker, GraphType::Line),
+        };
+        let dataset = Dataset::default().marker(marker).graph_type(kind);
+        datasets.push(dataset.style(colour).data(points));
+    }
     let digits = if most - least < 10.0 { 2 } else { 0 };
     let y_labels = [least, f64::midpoint(least, most), most].map(|value| decimal(value, digits));
-    let x_labels = ["epoch 1".to_owned(), grouped(last)];
-    Chart::new(datasets.collect())
+    let x_labels = [
+        format!("{word} {}", grouped(first as u64)),
+        grouped(last as u64),
+    ];
+    Chart::new(datasets)
         .block(Block::bordered().title(Line::from(title)))
-        .x_axis(Axis::default().bounds([1.0, last as f64]).labels(x_labels))
+        .x_axis(Axis::default().bounds([first, last]).labels(x_labels))
         .y_axis(Axis::default().bounds([least, most]).labels(y_labels))
         .legend_position(None)
         .render(area, buffer);
@@ -398,7 +417,9 @@ fn chart(live: &Live, title: &str, values: [EpochValue<'_>; 2], area: Rect, buff
 
 /// Draws the speed of every rank in the last epoch without waiting, and the parts of its steps.
 fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buffer) {
-    let block = Block::bordered().title(" ranks, last epoch of this session ");
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let title = format!(" {word}, last epoch of this session, ms per step ");
+    let block = Block::bordered().title(title);
     if ranks.is_empty() {
         let text = Paragraph::new("known after the first epoch").dim();
         return text.block(block).render(area, buffer);
@@ -408,37 +429,32 @@ fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buff
         .as_ref()
         .map_or(0, |progress| progress.global_batch_size);
     let per_rank = batch as f64 / ranks.len() as f64;
-    let num_columns = if area.width < WIDE { 4 } else { 8 };
+    let num_columns = if area.width < TABLE { 4 } else { COLUMNS.len() };
     let row = |rank: &RankSeconds| {
         let own = rank.data + rank.forward + rank.backward + rank.optimizer + rank.other;
         let steps = rank.num_steps.max(1) as f64;
         let whole = (own + rank.communication).max(f64::MIN_POSITIVE);
-        let milliseconds = |seconds: f64| decimal(1e3 * seconds / steps, 1);
+        let phases = [
+            rank.data,
+            rank.forward,
+            rank.backward,
+            rank.communication,
+            rank.optimizer,
+        ];
+        let phases = phases.map(|seconds| decimal(1e3 * seconds / steps, 1));
         let cells = [
             rank.rank.to_string(),
             rank.node.clone(),
             decimal(per_rank * steps / own.max(f64::MIN_POSITIVE), 1),
             format!("{} %", decimal(100.0 * rank.communication / whole, 1)),
-            milliseconds(rank.data),
-            milliseconds(rank.forward),
-            milliseconds(rank.backward),
-            milliseconds(rank.optimizer),
         ];
-        Row::new(cells.into_iter().take(num_columns))
+        Row::new(cells.into_iter().chain(phases).take(num_columns))
     };
-    let columns = [
-        "rank",
-        "node",
-        "samples/s",
-        "waits",
-        "data ms",
-        "fwd",
-        "bwd",
-        "opt",
-    ];
-    let widths = [4, 9, 9, 7, 7, 6, 6, 5].map(Constraint::Min);
-    let header = Row::new(columns[..num_columns].to_vec()).bold();
-    let table = Table::new(ranks.iter().map(row), &widths[..num_columns]);
+    let header = Row::new(COLUMNS[..num_columns].iter().map(|(name, _)| *name)).bold();
+    let widths = COLUMNS[..num_columns]
+        .iter()
+        .map(|(_, width)| Constraint::Min(*width));
+    let table = Table::new(ranks.iter().map(row), widths);
     Widget::render(table.header(header).block(block), area, buffer);
 }
 
@@ -460,4 +476,12 @@ fn time(duration: Duration) -> String {
         seconds => seconds,
     };
     humantime::format_duration(Duration::from_secs(whole)).to_string()
+}
+
+/// Names the key that ends the page, in its last row.
+pub(super) fn key(area: Rect, buffer: &mut Buffer) {
+    let [_, last] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(area);
+    Line::from(" q: quit ─")
+        .right_aligned()
+        .render(last, buffer);
 }

@@ -3,8 +3,9 @@
 //! In: comparisons. Out: bars, tables, accuracies.
 //! Invariant: a framework without a speed is listed with the reason.
 
-use super::{Facts, spread_cells};
-use crate::chart::{Axis, Bar, Kind, MOST_SERIES, Point, Series, Unit};
+use super::curves::{self, Curve, Moment};
+use super::{Facts, short, spread_cells};
+use crate::chart::{Axis, Bar, Kind, MOST_SERIES, Unit};
 use crate::document::{NamedRow, Section, mebibytes, number, percent, row};
 use records::{AttemptRecord, Comparison, ComparisonRow, Course, CourseEpoch, Spread};
 use std::collections::BTreeMap;
@@ -26,18 +27,18 @@ fn add_one(comparison: &Comparison, section: &mut Section) {
     let job = job.chain([JOB.to_owned()]).collect::<Vec<_>>().join(", ");
     let machine = &comparison.machine;
     section.text(format!(
-        "Every framework did the same job on {} ({} CPUs): {job}.",
+        "Every framework did the same job on {} ({}) since {}, Lockstep at commit {}: {job}.",
         machine.cpu_model.as_deref().unwrap_or_default(),
-        machine.cpu_count,
+        records::counted(machine.cpu_count as usize, "CPU"),
+        comparison.created,
+        short(&comparison.commit),
     ));
     let caption = format!(
         "images/s of all ranks: global samples over the time of the slowest rank. Bars are medians of the rounds, whiskers their least and most; Lockstep is coloured. The job, with its warm-up: {job}."
     );
     let mut facets: BTreeMap<(&str, &str, u64, &str), Vec<&ComparisonRow>> = BTreeMap::new();
     for row in &comparison.rows {
-        let network = row.launcher.strip_prefix("hosts:").unwrap_or_default();
-        let facet = (row.model.as_str(), row.dtype.as_str(), row.ranks, network);
-        facets.entry(facet).or_default().push(row);
+        facets.entry(row.job()).or_default().push(row);
     }
     for ((model, dtype, ranks, network), rows) in &facets {
         let ranks = records::counted(*ranks as usize, "rank");
@@ -189,54 +190,43 @@ fn course_name(course: &Course, all: &[Course]) -> String {
     name
 }
 
-/// Draws test accuracies by epoch and by time, one line per seed; lists frameworks without any with
-/// the reason.
+/// Draws test accuracies; lists frameworks without any with the reason.
 fn courses(comparison: &Comparison, section: &mut Section) {
     let all = &comparison.accuracy;
-    let line = |course: &Course, x: fn(&CourseEpoch) -> Option<f64>| -> Vec<Point> {
-        let point = |epoch: &CourseEpoch| Some(Point::new(x(epoch)?, epoch.test_top1?));
-        course.epochs.iter().filter_map(point).collect()
+    let moments = |course: &Course| -> Vec<Moment> {
+        let moment = |epoch: &CourseEpoch| {
+            Some(Moment {
+                at: [Some(epoch.epoch as f64), None, epoch.elapsed_s],
+                value: epoch.test_top1?,
+            })
+        };
+        course.epochs.iter().filter_map(moment).collect()
     };
-    let by_epoch = |epoch: &CourseEpoch| Some(epoch.epoch as f64);
-    let mut names: Vec<String> = Vec::new();
+    let mut curves: Vec<Curve> = Vec::new();
     for course in all {
         let name = course_name(course, all);
-        if line(course, by_epoch).is_empty() {
+        let moments = moments(course);
+        if moments.is_empty() {
             let reason = course.gap.as_deref().unwrap_or(UNKNOWN);
             section.warn(format!("{name}: no accuracy: {reason}"));
-        } else if !names.contains(&name) {
-            names.push(name);
+        } else if let Some(curve) = curves.iter_mut().find(|curve| curve.name == name) {
+            curve.runs.push(moments);
+        } else {
+            curves.push(Curve {
+                name,
+                style: curves.len(),
+                kind: Kind::Evaluated,
+                runs: vec![moments],
+            });
         }
     }
-    for names in names.chunks(MOST_SERIES) {
-        let mut draw = |id: &str, title: &str, axis: Axis, x: fn(&CourseEpoch) -> Option<f64>| {
-            let series = names.iter().enumerate().map(|(style, name)| {
-                let seeds = all
-                    .iter()
-                    .filter(|course| course_name(course, all) == *name);
-                Series {
-                    name: name.clone(),
-                    style,
-                    kind: Kind::Measured,
-                    lines: seeds.map(|course| line(course, x)).collect(),
-                }
-            });
-            let caption = "Top-1 accuracy on the test images after each epoch of every framework's own training; one line per seed. Images are decoded before the clock starts.";
-            let y = Axis::from_zero("top-1 accuracy").in_unit(Unit::Share);
-            section.lines([id, title, caption], axis, y, series.collect());
+    for curves in curves.chunks(MOST_SERIES) {
+        let caption = "Top-1 accuracy on the test images after each epoch of every framework's own training. Images are decoded before the clock starts.";
+        let words = ["comparison-accuracy", "Test accuracy", caption];
+        let y = |values: &mut dyn Iterator<Item = f64>| {
+            Axis::showing("top-1 accuracy", Unit::Share, values)
         };
-        draw(
-            "comparison-accuracy-epoch",
-            "Test accuracy by epoch",
-            Axis::whole("epoch"),
-            by_epoch,
-        );
-        draw(
-            "comparison-accuracy-seconds",
-            "Test accuracy by time of training and evaluation",
-            Axis::from_zero("seconds"),
-            |epoch| epoch.elapsed_s,
-        );
+        curves::draw(section, words, y, curves, None);
     }
 }
 
@@ -351,10 +341,10 @@ mod tests {
         });
         let expected = [
             "MXNet resnet20 bf16: no accuracy: no bf16".to_owned(),
-            format!("comparison-accuracy-epoch {MOST_SERIES}"),
-            format!("comparison-accuracy-seconds {MOST_SERIES}"),
-            "comparison-accuracy-epoch 1".to_owned(),
-            "comparison-accuracy-seconds 1".to_owned(),
+            format!("comparison-accuracy-by-epochs {MOST_SERIES}"),
+            format!("comparison-accuracy-by-time {MOST_SERIES}"),
+            "comparison-accuracy-by-epochs 1".to_owned(),
+            "comparison-accuracy-by-time 1".to_owned(),
         ];
         assert_eq!(found.collect::<Vec<_>>(), expected);
     }

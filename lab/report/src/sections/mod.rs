@@ -4,8 +4,10 @@
 //! Invariant: every figure states what was measured, over what, and after which warm-up.
 
 mod comparison;
+mod curves;
 mod network;
 mod predictions;
+mod results;
 mod run_speeds;
 mod runs;
 mod speed;
@@ -30,6 +32,9 @@ pub(crate) struct Facts<'a> {
 /// Settings by name.
 type Settings<'a> = BTreeMap<&'a str, &'a str>;
 
+/// Options of a run by `section.key`.
+type Options = BTreeMap<String, String>;
+
 /// Definition of a run's speed and warm-up, where no study defines them.
 const RUN_SPEED: &str = "Warm-up: the steps of --warmup-steps are excluded. images/s: global samples of all ranks over the step time of the slowest rank, without evaluation and checkpoints.";
 
@@ -48,26 +53,53 @@ const PLAIN: [&str; 8] = [
 type Add = fn(&Facts<'_>, &mut Section);
 
 /// Sections by id and heading, in reading order.
-const SECTIONS: [(&str, &str, Add); 14] = [
-    ("summary", "Summary", studies::summary),
-    ("scaling", "Throughput and efficiency", speed::throughput),
-    ("comparison", "Other frameworks", comparison::add),
+const SECTIONS: [(&str, &str, Add); 13] = [
+    ("summary", "Summary", results::summary),
+    ("curves", "Loss and accuracy", training::curves),
+    ("classes", "Accuracy by class", training::classes),
     (
         "time-to-accuracy",
         "Time to accuracy",
         training::time_to_accuracy,
     ),
-    ("curves", "Loss and accuracy", training::curves),
-    ("classes", "Accuracy by class", training::classes),
+    ("scaling", "Throughput and efficiency", speed::throughput),
+    ("comparison", "Other frameworks", comparison::add),
     ("step-time", "Step time", steps::step_time),
     ("network", "Network", network::add),
     ("predictions", "Predicted and measured", predictions::add),
     ("staleness", "Staleness", steps::staleness),
-    ("memory", "Memory", speed::memory),
     ("differences", "Differences between runs", runs::differences),
     ("runs", "Runs and how to repeat them", runs::manifests),
     ("records", "Records of the studies", studies::attempts),
 ];
+
+/// Runs that differ in nothing but the seed.
+#[derive(Debug)]
+pub(super) struct Group<'a> {
+    /// What distinguishes the group from the others.
+    name: String,
+    runs: Vec<&'a Run>,
+}
+
+impl Group<'_> {
+    fn num_seeds(&self) -> usize {
+        let seeds = self.runs.iter().filter_map(|run| run.setting("run.seed"));
+        seeds.collect::<BTreeSet<&str>>().len()
+    }
+
+    /// Returns the mean over the runs, and the deviation if every run has another seed.
+    fn mean(&self, value: impl Fn(&Run) -> Option<f64>) -> Option<(f64, Option<f64>)> {
+        let values = self.runs.iter().filter_map(|run| value(run));
+        let (mean, deviation) = records::mean_and_deviation(&values.collect::<Vec<f64>>())?;
+        let has_deviation = self.num_seeds() == self.runs.len();
+        Some((mean, deviation.filter(|_| has_deviation)))
+    }
+}
+
+/// Returns sentences with the result.
+pub(super) fn sentences(facts: &Facts<'_>) -> Vec<String> {
+    results::sentences(facts)
+}
 
 /// Returns all sections that have contents.
 pub(super) fn sections(facts: &Facts<'_>) -> Vec<Section> {
@@ -131,18 +163,61 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Returns the runs in groups: the repetitions of one cell of one study are a group.
-    fn run_groups(&self) -> Vec<Vec<&'a Run>> {
-        let mut groups: Vec<Vec<&Run>> = Vec::new();
+    /// Returns the runs in groups: the repetitions of one cell of one study, and runs outside
+    /// studies with the same options besides the seed.
+    fn groups(&self) -> Vec<Group<'a>> {
+        let mut groups: Vec<(Option<Options>, Vec<&'a Run>)> = Vec::new();
         for run in &self.sources.runs {
-            let is_its =
-                |group: &&mut Vec<&Run>| run.group.is_some() && group[0].group == run.group;
+            let options = run.group.is_none().then(|| runs::options(run));
+            let options = options
+                .filter(|options| !options.is_empty())
+                .map(|mut options| {
+                    options.remove("run.seed");
+                    options
+                });
+            let is_its = |(other, runs): &&mut (Option<_>, Vec<&Run>)| match &run.group {
+                Some(_) => runs[0].group == run.group,
+                None => options.is_some() && *other == options,
+            };
             match groups.iter_mut().find(is_its) {
-                Some(group) => group.push(run),
-                None => groups.push(vec![run]),
+                Some((_, group)) => group.push(run),
+                None => groups.push((options, vec![run])),
             }
         }
-        groups
+        let settings = |(_, runs): &(_, Vec<&Run>)| {
+            let cell = self
+                .measurement_of(runs[0])
+                .filter(|_| runs[0].group.is_some());
+            cell.map(distinguishing).unwrap_or_default()
+        };
+        let settings: Vec<Settings<'_>> = groups.iter().map(settings).collect();
+        let names = names(&settings, |index| {
+            let runs = &groups[index].1;
+            match &runs[0].group {
+                Some(group) => self.cell_name(&group.cell, &group.study.to_string()),
+                None if runs.len() == 1 => runs[0].label.clone(),
+                None => format!("{} and {} more", runs[0].label, runs.len() - 1),
+            }
+        });
+        let named = names.into_iter().zip(groups);
+        named
+            .map(|(name, (_, runs))| Group { name, runs })
+            .collect()
+    }
+
+    /// Returns what distinguishes a measurement from those of the same kind in its study.
+    fn name_of(&self, measurement: &Measurement) -> String {
+        let is_its = |one: &&Measurement| {
+            ["study", "kind"]
+                .iter()
+                .all(|key| one.setting(key) == measurement.setting(key))
+        };
+        let all: Vec<&Measurement> = self.measurements.iter().filter(is_its).collect();
+        let settings: Vec<Settings<'_>> = all.iter().map(|one| distinguishing(one)).collect();
+        let study = measurement.setting("study");
+        let mut names = names(&settings, |index| all[index].id.clone());
+        let index = all.iter().position(|one| *one == measurement);
+        self.cell_name(&names.swap_remove(index.unwrap_or_default()), study)
     }
 
     /// Returns the measurement of a run outside studies, or of the cell that a run repeats.
@@ -177,6 +252,34 @@ fn words(settings: &Settings<'_>, keys: &BTreeSet<&str>) -> String {
         key => Some(format!("{} {value}", key.replace('_', " "))),
     };
     known.iter().filter_map(word).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the settings that distinguish a measurement from others of its study.
+fn distinguishing(measurement: &Measurement) -> Settings<'_> {
+    let mut settings = measurement.line();
+    settings.insert("ranks", measurement.setting("ranks"));
+    settings
+}
+
+/// Names items by the settings that differ, or by `whole` if those do not distinguish them.
+fn names(settings: &[Settings<'_>], whole: impl Fn(usize) -> String) -> Vec<String> {
+    let mut keys = differing(settings);
+    if keys.contains("network") {
+        // These follow from a network of emulated hosts.
+        keys.retain(|key| !["launcher", "hosts"].contains(key));
+    }
+    let short: Vec<String> = settings.iter().map(|one| words(one, &keys)).collect();
+    let distinct: BTreeSet<&String> = short.iter().filter(|name| !name.is_empty()).collect();
+    match distinct.len() == settings.len() && settings.len() > 1 {
+        true => short,
+        false => (0..settings.len()).map(whole).collect(),
+    }
+}
+
+/// Returns the usual short form of a commit.
+fn short(commit: &str) -> &str {
+    let is_hash = commit.len() > 12 && commit.chars().take(40).all(|c| c.is_ascii_hexdigit());
+    if is_hash { &commit[..12] } else { commit }
 }
 
 /// Returns median, least and most of a spread as cells.
@@ -236,10 +339,32 @@ mod tests {
             runs: runs.map(run).into(),
             ..Sources::default()
         };
-        let groups = Facts::new(&sources, None).run_groups().into_iter();
-        let labels = |group: Vec<&Run>| group.iter().map(|run| run.label.as_str()).collect();
+        let groups = Facts::new(&sources, None).groups().into_iter();
+        let labels = |group: Group<'_>| group.runs.iter().map(|run| run.label.as_str()).collect();
         let labels: Vec<String> = groups.map(labels).collect();
         assert_eq!(labels, ["ac", "b", "d", "e"]);
+    }
+
+    #[test]
+    fn runs_that_differ_in_nothing_but_the_seed_are_one_group() {
+        let run = |(label, seed, rate): (&str, &str, &str)| {
+            let settings = [("run.seed", seed), ("optimizer.learning-rate", rate)];
+            let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            Run {
+                label: label.to_owned(),
+                settings: vec![settings.into()],
+                ..Run::default()
+            }
+        };
+        let runs = [("a", "0", "0.1"), ("b", "0", "0.2"), ("c", "1", "0.1")];
+        let sources = Sources {
+            runs: runs.map(run).into(),
+            ..Sources::default()
+        };
+        let groups = Facts::new(&sources, None).groups().into_iter();
+        let groups = groups.map(|group| (group.name.clone(), group.num_seeds()));
+        let expected = [("a and 1 more".to_owned(), 2), ("b".to_owned(), 1)];
+        assert_eq!(groups.collect::<Vec<_>>(), expected);
     }
 
     #[test]

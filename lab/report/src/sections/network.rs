@@ -6,7 +6,7 @@
 use super::Facts;
 use crate::chart::{Axis, Kind, MOST_SERIES, Point, Series, Unit};
 use crate::document::{NamedRow, Section, number, percent, row};
-use records::{CollectiveTimes, FitFacts, NetbenchResult, SizeTimes};
+use records::{CollectiveTimes, FitFacts, NetbenchResult, SizeTimes, Spread};
 use std::collections::BTreeMap;
 
 /// Pairs of ranks that are drawn; the fit covers all.
@@ -18,10 +18,49 @@ const FITTED_POINTS: u32 = 48;
 pub(super) fn add(facts: &Facts<'_>, section: &mut Section) {
     let mut fits: Vec<NamedRow> = Vec::new();
     for (name, network) in &facts.sources.networks {
-        pairs(name, network, section);
-        collectives(name, network, section);
         for (place, fit) in links(network) {
             fits.extend(fit.map(|fit| of_fit(name, place, fit)));
+        }
+        let environment = &network.environment;
+        let method = format!(
+            "{} on {}, {}, {}. Points are medians without the first repetition, bars the 10th and 90th percentile; every median is known to {:.0} %, or was measured for {} s.",
+            records::counted(environment.ranks, "rank"),
+            records::counted(environment.nodes, "node"),
+            environment.processor,
+            environment.library.split(',').next().unwrap_or_default(),
+            100.0 * network.method.precision,
+            network.method.seconds_per_point
+        );
+        let mut draw = |[id, title, caption]: [&str; 3], y: &str, series| {
+            section.lines(
+                [
+                    id,
+                    &format!("{title}: {name}"),
+                    &format!("{caption} {method}"),
+                ],
+                Axis::logarithmic("message size").in_unit(Unit::Bytes),
+                Axis::logarithmic(y),
+                series,
+            );
+        };
+        let caption = "Half of a round trip between two ranks; dashed: latency and bandwidth fitted to all pairs. Half of a message of up to two bursts waits for the bandwidth, and all but one burst of a longer one.";
+        for (id, quantity, y, is_bandwidth) in [
+            ("bandwidth", "Bandwidth", "MB/s", true),
+            ("latency", "Time", "microseconds", false),
+        ] {
+            let title = format!("{quantity} by message size");
+            draw([id, &title, caption], y, pairs(network, is_bandwidth));
+        }
+        let mut groups: BTreeMap<(String, usize), Vec<&CollectiveTimes>> = BTreeMap::new();
+        for times in &network.collectives {
+            let key = (records::name(times.operation), times.ranks);
+            groups.entry(key).or_default().push(times);
+        }
+        for ((operation, ranks), all) in groups {
+            let id = format!("{operation}-{ranks}-ranks");
+            let title = format!("Time of {operation}, {}", records::counted(ranks, "rank"));
+            let caption = "Time of the slowest rank after a barrier. Hollow markers on dashed lines: simulated with the fitted links.";
+            draw([&id, &title, caption], "microseconds", algorithms(&all));
         }
     }
     let title = "Latency and bandwidth, fitted to all sizes";
@@ -49,135 +88,81 @@ fn of_fit(name: &str, place: &str, fit: &FitFacts) -> NamedRow {
     ]
 }
 
-/// Draws series over the message size; the words are id, title and caption.
-fn draw(
-    section: &mut Section,
-    network: &NetbenchResult,
-    [id, title, caption]: [&str; 3],
-    y: &str,
-    series: Vec<Series>,
-) {
-    let environment = &network.environment;
-    let caption = format!(
-        "{caption} {} on {}, {}, {}. Every point was repeated until its median was known to {:.0} % or for {} s; the first repetition is the warm-up and excluded. Points are medians, bars the 10th and 90th percentile.",
-        records::counted(environment.ranks, "rank"),
-        records::counted(environment.nodes, "node"),
-        environment.processor,
-        environment.library.split(',').next().unwrap_or_default(),
-        100.0 * network.method.precision,
-        network.method.seconds_per_point
-    );
-    section.lines(
-        [id, title, &caption],
-        Axis::logarithmic("message size").in_unit(Unit::Bytes),
-        Axis::logarithmic(y),
-        series,
-    );
+/// Returns microseconds, or with `is_bandwidth` MB/s.
+fn in_units(bytes: f64, seconds: f64, is_bandwidth: bool) -> f64 {
+    match is_bandwidth {
+        true => bytes / seconds / 1e6,
+        false => seconds * 1e6,
+    }
 }
 
-/// Returns the times of all sizes, or with `is_bandwidth` the bytes per time, in units of 1e-6.
 fn points(times: &[SizeTimes], is_bandwidth: bool) -> Vec<Point> {
     let point = |size: &SizeTimes| {
         let bytes = size.bytes as f64;
-        let of = |seconds: f64| match is_bandwidth {
-            true => bytes / seconds / 1e6,
-            false => seconds * 1e6,
-        };
-        let ends = [size.seconds_p10, size.seconds_p90].map(of);
+        let of = |seconds: f64| in_units(bytes, seconds, is_bandwidth);
+        let [a, b] = [size.seconds_p10, size.seconds_p90].map(of);
         Point {
             x: bytes,
             y: of(size.seconds_median),
-            range: Some((ends[0].min(ends[1]), ends[0].max(ends[1]))),
+            range: Some((a.min(b), a.max(b))),
         }
     };
-    times
-        .iter()
-        .filter(|size| size.bytes > 0)
-        .map(point)
-        .collect()
+    let times = times.iter().filter(|size| size.bytes > 0);
+    times.map(point).collect()
 }
 
-/// Draws bandwidth and time of messages between pairs of ranks.
-fn pairs(name: &str, network: &NetbenchResult, section: &mut Section) {
-    for is_bandwidth in [true, false] {
-        let mut series = Vec::new();
-        let mut num_pairs = 0;
-        for (place, fit) in links(network) {
-            let mut pairs = network.point_to_point.clone();
-            pairs.retain(|pair| pair.is_inside_node == (place == "inside a node"));
-            for pair in pairs.iter().take(MOST_PAIRS) {
-                let [a, b] = pair.ranks;
+/// Returns the messages between pairs of ranks, and the fits over the same sizes.
+fn pairs(network: &NetbenchResult, is_bandwidth: bool) -> Vec<Series> {
+    let mut series: Vec<Series> = Vec::new();
+    let mut num_pairs = 0;
+    for (style, (place, fit)) in (5..).zip(links(network)) {
+        let is_inside = place == "inside a node";
+        let pairs = network.point_to_point.iter();
+        let pairs = pairs.filter(|pair| pair.is_inside_node == is_inside);
+        let mut sizes: Vec<f64> = Vec::new();
+        for (index, pair) in pairs.enumerate() {
+            let [a, b] = pair.ranks;
+            let points = points(&pair.points, is_bandwidth);
+            sizes.extend(points.iter().map(|point| point.x));
+            if index < MOST_PAIRS {
                 let name = format!("ranks {a} and {b}, {place}");
-                let points = points(&pair.points, is_bandwidth);
                 series.push(Series::line(name, num_pairs, Kind::Measured, points));
                 num_pairs += 1;
             }
-            let sizes = pairs.iter().flat_map(|pair| &pair.points);
-            let sizes = sizes
-                .map(|size| size.bytes as f64)
-                .filter(|bytes| *bytes > 0.0);
-            let low = sizes.clone().fold(f64::INFINITY, f64::min);
-            let high = sizes.fold(0.0, f64::max);
-            let Some(fit) = fit.filter(|_| high > 0.0) else {
-                continue;
-            };
-            let point = |index: u32| {
-                let part = f64::from(index) / f64::from(FITTED_POINTS);
-                let bytes = low * (high / low).powf(part);
-                match is_bandwidth {
-                    true => Point::new(bytes, bytes / fit.seconds(bytes) / 1e6),
-                    false => Point::new(bytes, fit.seconds(bytes) * 1e6),
-                }
-            };
-            let microseconds = fit.alpha_s * 1e6;
-            let megabytes = fit.bandwidth_bytes_per_s / 1e6;
-            let name = format!("fit: {microseconds:.1} us, {megabytes:.0} MB/s");
-            let style = if place == "inside a node" { 5 } else { 6 };
-            let line = (0..=FITTED_POINTS).map(point).collect();
-            series.push(Series::line(name, style, Kind::Fitted, line));
         }
-        let caption = "Half of a round trip between two ranks; dashed: latency and bandwidth fitted to all pairs. A burst passes at once: half of a message of up to two bursts waits for the bandwidth, and all but the burst of a longer one.";
-        let [id, quantity, y] = match is_bandwidth {
-            true => ["bandwidth", "Bandwidth", "MB/s"],
-            false => ["latency", "Time", "microseconds"],
+        let (Some(fit), Some(sizes)) = (fit, Spread::of(sizes)) else {
+            continue;
         };
-        let title = format!("{quantity} by message size: {name}");
-        draw(section, network, [id, &title, caption], y, series);
+        let point = |index: u32| {
+            let part = f64::from(index) / f64::from(FITTED_POINTS);
+            let bytes = sizes.least * (sizes.most / sizes.least).powf(part);
+            Point::new(bytes, in_units(bytes, fit.seconds(bytes), is_bandwidth))
+        };
+        let [latency, bandwidth] = [fit.alpha_s * 1e6, fit.bandwidth_bytes_per_s / 1e6];
+        let name = format!("fit: {latency:.1} us, {bandwidth:.0} MB/s");
+        let line = (0..=FITTED_POINTS).map(point).collect();
+        series.push(Series::line(name, style, Kind::Fitted, line));
     }
+    series
 }
 
-/// Draws the times of each collective, one line per algorithm, with the simulated times.
-fn collectives(name: &str, network: &NetbenchResult, section: &mut Section) {
-    let mut groups: BTreeMap<(String, usize), Vec<&CollectiveTimes>> = BTreeMap::new();
-    for times in &network.collectives {
-        let key = (records::name(times.operation), times.ranks);
-        groups.entry(key).or_default().push(times);
-    }
-    for ((operation, ranks), all) in groups {
-        let mut series = Vec::new();
-        for (style, times) in all.into_iter().take(MOST_SERIES).enumerate() {
-            let algorithm = &times.algorithm;
-            let measured = points(&times.points, false);
-            let simulated = times.points.iter().filter_map(|size| {
-                let seconds = size.simulated_seconds.filter(|_| size.bytes > 0)?;
-                Some(Point::new(size.bytes as f64, seconds * 1e6))
-            });
-            let simulated: Vec<Point> = simulated.collect();
-            series.push(Series::line(algorithm, style, Kind::Measured, measured));
-            if !simulated.is_empty() {
-                let name = format!("{algorithm}, simulated");
-                series.push(Series::line(name, style, Kind::Predicted, simulated));
-            }
-        }
-        let id = format!("{operation}-{ranks}-ranks");
-        let title = format!("Time of {operation}, {ranks} ranks: {name}");
-        let caption = "Time of the slowest rank after a barrier. Hollow markers on dashed lines: simulated with the fitted links.";
-        draw(
-            section,
-            network,
-            [&id, &title, caption],
-            "microseconds",
-            series,
-        );
-    }
+/// Returns one line per algorithm of a collective, with the simulated times.
+fn algorithms(all: &[&CollectiveTimes]) -> Vec<Series> {
+    let of_algorithm = |(style, times): (usize, &&CollectiveTimes)| {
+        let simulated = times.points.iter().filter_map(|size| {
+            let seconds = size.simulated_seconds.filter(|_| size.bytes > 0)?;
+            Some(Point::new(size.bytes as f64, seconds * 1e6))
+        });
+        let name = &times.algorithm;
+        let simulated_name = format!("{name}, simulated");
+        let measured = points(&times.points, false);
+        [
+            Series::line(name, style, Kind::Measured, measured),
+            Series::line(simulated_name, style, Kind::Predicted, simulated.collect()),
+        ]
+    };
+    let all = all.iter().take(MOST_SERIES).enumerate();
+    let mut series: Vec<Series> = all.flat_map(of_algorithm).collect();
+    series.retain(|one| one.points().next().is_some());
+    series
 }

@@ -4,7 +4,7 @@
 //! Invariant: a prediction is compared with the cell that it names, or with the only measurement of
 //! its settings. A gap is relative to the measurement.
 
-use super::{Facts, spread_cells};
+use super::{Facts, short, spread_cells};
 use crate::chart::{Axis, Kind, MOST_SERIES, Point, Series};
 use crate::document::{NamedRow, Section, mebibytes, number, percent, row};
 use crate::sources::Predictions;
@@ -263,10 +263,16 @@ fn compare(facts: &Facts<'_>, all: &[Forecast<'_>], section: &mut Section) {
 
 fn of_forecast(forecast: &Forecast<'_>) -> NamedRow {
     let one = forecast.record;
+    let file = forecast.predictions.file();
     let reduction = one.reduction.as_deref().unwrap_or_default();
     row![
         "prediction" => &forecast.predictions.label,
-        "network" => &forecast.predictions.file().network.name,
+        "network" => &file.network.name,
+        "its source" => &file.network.source,
+        "latency, us" => number(file.network.alpha_s * 1e6, 2),
+        "bandwidth, MB/s" => number(file.network.bytes_per_second / 1e6, 1),
+        "model" => &file.model,
+        "format" => &file.dtype,
         "sync" => format!("{} {reduction}", one.sync).trim(),
         "compress" => one.compress.as_ref(),
         "scaling" => &one.scaling,
@@ -281,6 +287,8 @@ fn of_forecast(forecast: &Forecast<'_>) -> NamedRow {
         "bucket, MiB" => mebibytes(one.bucket_bytes),
         "best bucket, MiB" => mebibytes(one.best_bucket_bytes),
         "images/s with it" => number(one.best_images_per_second, 1),
+        "created" => &file.created,
+        "commit" => short(&file.commit),
     ]
 }
 

@@ -5,7 +5,7 @@
 //! Invariant: an option with the same value in all runs is not among the differences.
 
 use super::Facts;
-use crate::document::{Cell, Content, NamedRow, Section, row};
+use crate::document::{Cell, NamedRow, Section, row};
 use crate::sources::Run;
 use records::Manifest;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +58,7 @@ pub(super) fn differences(facts: &Facts<'_>, section: &mut Section) {
 }
 
 /// Returns the options and facts of all sessions.
-fn options(run: &Run) -> BTreeMap<String, String> {
+pub(super) fn options(run: &Run) -> BTreeMap<String, String> {
     let mut options = run.settings_by_session();
     options.retain(|key, _| !PLACES.contains(&key.as_str()));
     if !run.manifests.is_empty() {
@@ -75,12 +75,11 @@ pub(super) fn manifests(facts: &Facts<'_>, section: &mut Section) {
     let sessions = runs
         .iter()
         .flat_map(|run| (0..run.manifests.len()).map(|age| of_session(run, age)));
-    section.table("manifests", "Manifests", sessions);
+    section.table("sessions", "Sessions", sessions);
     for run in runs {
         let text = recipe(run);
         if !text.is_empty() {
-            let summary = format!("{}: command and options", run.label);
-            section.contents.push(Content::FoldedText(summary, text));
+            section.fold(format!("{}: command and options", run.label), text);
         }
     }
 }
@@ -97,12 +96,12 @@ fn of_session(run: &Run, age: usize) -> NamedRow {
         "run" => &run.label,
         "session" => run.manifests.len() - age,
         "started" => &manifest.started,
-        "version" => &manifest.version,
-        "commit" => &manifest.commit,
-        "configuration" => &manifest.config_hash,
         "ranks" => launch.ranks,
         "threads" => launch.threads_per_rank,
         "nodes" => launch.nodes.join(" "),
+        "version" => &manifest.version,
+        "commit" => &manifest.commit,
+        "configuration" => &manifest.config_hash,
         "CPU" => format!("{} ({} usable)", manifest.cpu_model, manifest.cpu_count),
         "platform" => &manifest.platform,
         "communication" => &launch.mpi_library,
@@ -142,6 +141,7 @@ fn recipe(run: &Run) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::Content;
     use crate::sources::Sources;
 
     #[test]

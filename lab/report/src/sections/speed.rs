@@ -1,7 +1,7 @@
-//! Throughput, efficiency and memory of all measurements.
+//! Throughput and efficiency of all measurements.
 //!
 //! In: measurements, predictions. Out: figures over the ranks, bars for settings at one number of
-//! ranks, one table of everything, bars of memory.
+//! ranks, one table of everything.
 //! Invariant: points are medians. Ranges of speeds are the least and most of the repetitions.
 //! Ranges of efficiencies are the interval of the ratios of single repetitions, which contains the
 //! spread of the reference.
@@ -10,8 +10,8 @@
 
 use super::predictions::{Forecast, forecasts};
 use super::{Facts, Settings, differing, spread_cells, words};
-use crate::chart::{Axis, Bar, Kind, MOST_SERIES, Point, Series, Unit};
-use crate::document::{NamedRow, Section, number, percent, row};
+use crate::chart::{Axis, Bar, Kind, MOST_SERIES, Point, Series, Steps, Unit};
+use crate::document::{NamedRow, Section, mebibytes, number, percent, row};
 use records::{Estimate, Measurement, Spread};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,10 +75,10 @@ pub(super) fn throughput(facts: &Facts<'_>, section: &mut Section) {
             side_by_side(facts, &forecasts, &group, section);
         }
     }
-    let rows = facts
-        .measurements
-        .iter()
-        .map(|one| of_measurement(facts, one));
+    let all = &facts.measurements;
+    let rows = all.iter().map(|one| of_measurement(facts, one));
+    // The summary has the speed of a single run.
+    let rows = rows.filter(|_| all.len() > 1);
     section.table("throughput", "Throughput of all measurements", rows);
 }
 
@@ -129,95 +129,104 @@ fn over_ranks(
     section: &mut Section,
 ) {
     let keys = differing(lines);
-    let mut speeds = Vec::new();
-    let mut efficiencies = Vec::new();
-    let mut all_members: Vec<&Measurement> = Vec::new();
+    let mut drawn: [Vec<Series>; 2] = Default::default();
+    let mut all: Vec<&Measurement> = Vec::new();
     for (style, line) in lines.iter().enumerate() {
         let name = words(line, &keys);
         let members = members(facts, facet, line);
-        let mut add = |word: &str, kind: Kind, speed: Vec<Point>, efficiency: Vec<Point>| {
-            let name = match (kind, name.as_str()) {
-                (_, "") => word.to_owned(),
-                (Kind::Measured, name) => name.to_owned(),
-                (_, name) => format!("{name}, {word}"),
+        let speed = |one: &&Measurement| Some(Point::of(one.ranks as f64, one.speed()?));
+        let measured = [
+            members.iter().filter_map(speed).collect(),
+            members
+                .iter()
+                .filter_map(|one| efficiency(facts, one))
+                .collect(),
+        ];
+        for (word, kind, points) in [
+            ("measured", Kind::Measured, measured),
+            ("predicted", Kind::Predicted, predicted(forecasts, &members)),
+        ] {
+            let name = match kind {
+                _ if name.is_empty() => word.to_owned(),
+                Kind::Measured => name.clone(),
+                _ => format!("{name}, {word}"),
             };
-            if !speed.is_empty() {
-                speeds.push(Series::line(&name, style, kind, speed));
-                efficiencies.push(Series::line(&name, style, kind, efficiency));
+            for (series, points) in drawn.iter_mut().zip(points) {
+                series.push(Series::line(&name, style, kind, points));
+            }
+        }
+        all.extend(members);
+    }
+    for series in &mut drawn {
+        series.retain(|one| one.points().next().is_some());
+    }
+    let ranks = all.iter().map(|one| one.ranks as f64);
+    let x = Axis::of_counts("ranks", ranks.clone());
+    let Some(ends) = Spread::of(ranks) else {
+        return;
+    };
+    let ideal = |per_rank: f64, is_efficiency: bool| {
+        let value = |ranks: f64| {
+            if is_efficiency {
+                per_rank
+            } else {
+                per_rank * ranks
             }
         };
-        let speed = |one: &&Measurement| Some(Point::of(one.ranks as f64, one.speed()?));
-        let efficiency = |one: &&Measurement| efficiency(facts, one);
-        add(
-            "measured",
-            Kind::Measured,
-            members.iter().filter_map(speed).collect(),
-            members.iter().filter_map(efficiency).collect(),
-        );
-        let [speed, efficiency] = predicted(forecasts, &members);
-        add("predicted", Kind::Predicted, speed, efficiency);
-        all_members.extend(members);
-    }
-    let has_predicted = speeds.iter().any(|series| series.kind == Kind::Predicted);
-    let ranks = all_members.iter().map(|one| one.ranks as f64);
-    let x = Axis::of_counts("ranks", ranks.clone());
-    let ends = [
-        ranks.clone().fold(f64::INFINITY, f64::min),
-        ranks.fold(1.0, f64::max),
-    ];
-    let ideal = |at: &dyn Fn(f64) -> f64| ends.map(|ranks| Point::new(ranks, at(ranks))).to_vec();
-    let per_rank = all_members.iter().filter_map(|one| {
+        [ends.least, ends.most]
+            .map(|ranks| Point::new(ranks, value(ranks)))
+            .to_vec()
+    };
+    let per_rank = all.iter().filter_map(|one| {
         let base = one.reference(&facts.measurements)?;
         Some(base.speed()?.median / base.ranks as f64)
     });
     let mut per_rank: Vec<f64> = per_rank.collect();
     per_rank.sort_by(f64::total_cmp);
     per_rank.dedup();
-    let lines = per_rank.into_iter();
-    speeds.push(Series {
-        name: "ideal".to_owned(),
-        style: 0,
-        kind: Kind::Reference,
-        lines: lines.map(|speed| ideal(&|ranks| speed * ranks)).collect(),
-    });
-    efficiencies.push(Series::line("ideal", 0, Kind::Reference, ideal(&|_| 1.0)));
     let scaling = match facet[0].scaling.as_str() {
         "weak" => "weak, a fixed batch per rank",
         "strong" => "strong, a fixed global batch that is divided among the ranks",
         other => other,
     };
-    let predicted = match has_predicted {
+    let predicted = match drawn[0].iter().any(|one| one.kind == Kind::Predicted) {
         true => " Hollow markers on dashed lines are predictions.",
         false => "",
     };
     let notes = format!(
-        "Scaling: {scaling}. Points are medians of the repetitions.{predicted}{} {}",
+        "Scaling: {scaling}.{predicted}{} {}",
         disturbed_words(facet),
         facts.speed_words()
     );
-    let title = shared_words(&all_members);
-    let y = match x.is_logarithmic {
-        true => Axis::logarithmic(SPEED),
-        false => Axis::from_zero(SPEED),
+    let title = shared_words(&all);
+    let y = match x.steps {
+        Steps::Linear => Axis::from_zero(SPEED),
+        _ => Axis::logarithmic(SPEED),
     };
-    let caption = format!(
-        "A grey line is the speed of one rank times the number of ranks; lines of different work per rank have one each. {notes}"
-    );
-    section.lines(
-        ["throughput", &format!("Throughput: {title}"), &caption],
-        x.clone(),
-        y,
-        speeds,
-    );
-    let caption = format!(
-        "Efficiency is the speed per rank over that of one rank in the same repetition; without a single rank, over that of the fewest ranks. Bars are the 95 % confidence interval of the median, or least and most of fewer than six repetitions. {notes}"
-    );
-    section.lines(
-        ["efficiency", &format!("Efficiency: {title}"), &caption],
-        x,
-        Axis::from_zero("efficiency").in_unit(Unit::Share),
-        efficiencies,
-    );
+    let efficiency = Axis::from_zero("efficiency").in_unit(Unit::Share);
+    let of_speed = "Medians of the repetitions. A grey line is the speed of one rank times the ranks; each work per rank has one.";
+    let of_efficiency = "Speed per rank over that of one rank in the same repetition; without a single rank, over that of the fewest ranks. Bars are the 95 % confidence interval of the median, or least and most of fewer than six repetitions.";
+    for (mut series, (id, quantity, words, y, per_rank)) in drawn.into_iter().zip([
+        ("throughput", "Throughput", of_speed, y, per_rank),
+        (
+            "efficiency",
+            "Efficiency",
+            of_efficiency,
+            efficiency,
+            vec![1.0],
+        ),
+    ]) {
+        let lines = per_rank.into_iter();
+        series.push(Series {
+            name: "ideal".to_owned(),
+            style: 0,
+            kind: Kind::Reference,
+            lines: lines.map(|one| ideal(one, id == "efficiency")).collect(),
+        });
+        let title = format!("{quantity}: {title}");
+        let caption = format!("{words} {notes}");
+        section.lines([id, &title, &caption], x.clone(), y, series);
+    }
 }
 
 fn efficiency(facts: &Facts<'_>, one: &Measurement) -> Option<Point> {
@@ -235,21 +244,23 @@ fn efficiency(facts: &Facts<'_>, one: &Measurement) -> Option<Point> {
 
 /// Returns the predicted speeds and efficiencies of some measurements.
 fn predicted(forecasts: &[Forecast<'_>], members: &[&Measurement]) -> [Vec<Point>; 2] {
-    let mut speeds = Vec::new();
-    let mut efficiencies = Vec::new();
+    let mut points: [Vec<Point>; 2] = Default::default();
     for member in members {
-        let ranks = member.ranks as f64;
         for forecast in forecasts.iter().filter(|one| one.is_of(member)) {
-            let speed = forecast.value(|record| record.images_per_second);
-            speeds.extend(speed.map(|speed| Point::new(ranks, speed)));
             // The efficiency of another scaling is relative to another batch.
-            if member.scaling == forecast.record.scaling {
-                let efficiency = forecast.value(|record| record.efficiency);
-                efficiencies.extend(efficiency.map(|efficiency| Point::new(ranks, efficiency)));
+            let is_same = member.scaling == forecast.record.scaling;
+            let values = [
+                forecast.value(|record| record.images_per_second),
+                forecast
+                    .value(|record| record.efficiency)
+                    .filter(|_| is_same),
+            ];
+            for (points, value) in points.iter_mut().zip(values) {
+                points.extend(value.map(|value| Point::new(member.ranks as f64, value)));
             }
         }
     }
-    [speeds, efficiencies]
+    points
 }
 
 fn disturbed_words(members: &[&Measurement]) -> String {
@@ -273,7 +284,6 @@ fn shared_words(members: &[&Measurement]) -> String {
 
 fn of_measurement(facts: &Facts<'_>, one: &Measurement) -> NamedRow {
     let all = &facts.measurements;
-    let has_disturbed = all.iter().any(|one| one.num_disturbed() > 0);
     let [median, least, most] = spread_cells(one.speed(), 1);
     let speedup = one.speedup(all);
     let interval = speedup.and_then(|speedup| speedup.interval);
@@ -291,7 +301,8 @@ fn of_measurement(facts: &Facts<'_>, one: &Measurement) -> NamedRow {
         "95 % interval" => interval.map(|[low, high]| format!("{low:.2} to {high:.2}")),
         "efficiency, %" => percent(speedup.map(|speedup| speedup.median / ranks), 1),
         "reference, ranks" => speedup.and(one.reference(all)).map(|base| base.ranks),
-        "disturbed" => has_disturbed.then_some(one.num_disturbed()),
+        "disturbed" => Some(one.num_disturbed()).filter(|number| *number > 0),
+        "memory of a rank, MiB" => mebibytes(one.peak_memory_bytes()),
         "study" => one.setting("study").parse::<u64>().ok().filter(|_| facts.has_several_studies()),
     ]
 }
@@ -374,40 +385,6 @@ fn side_by_side(
         facts.speed_words()
     );
     section.bars(["side-by-side", &title, &caption], SPEED, &[], &bars);
-}
-
-/// Draws the largest memory of a rank in every measurement and run.
-pub(super) fn memory(facts: &Facts<'_>, section: &mut Section) {
-    let bar = |label: String, bytes: Vec<f64>| {
-        let mebibytes = bytes.iter().map(|bytes| bytes / f64::from(1 << 20));
-        Some(Bar::of(label, Some(Spread::of(mebibytes)?)))
-    };
-    let of_measurements = facts.measurements.iter().filter_map(|one| {
-        let attempts = one.attempts.iter();
-        let bytes = attempts.filter_map(|one| one.result["peak_memory_bytes"].as_f64());
-        let name = facts.cell_name(&one.id, one.setting("study"));
-        bar(name, bytes.collect())
-    });
-    // Runs without a speed have no measurement.
-    let others = facts
-        .sources
-        .runs
-        .iter()
-        .filter(|run| facts.measurement_of(run).is_none());
-    let of_others = others.filter_map(|run| {
-        let bytes = run.peak_memory_bytes()?;
-        bar(run.label.clone(), vec![bytes as f64])
-    });
-    section.bars(
-        [
-            "memory",
-            "Largest memory of a rank",
-            "Peak resident memory of the process of the largest rank, as the operating system reports it: program, data and model. Medians of the repetitions; whiskers are their least and most.",
-        ],
-        "MiB",
-        &[],
-        &of_measurements.chain(of_others).collect::<Vec<Bar>>(),
-    );
 }
 
 #[cfg(test)]

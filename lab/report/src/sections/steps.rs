@@ -25,30 +25,29 @@ const MOST_RANKS: usize = 64;
 const COMMUNICATION: &str = "Communication is the time that the step waited; communication hidden behind the backward pass is not part of it.";
 
 pub(super) fn step_time(facts: &Facts<'_>, section: &mut Section) {
-    for run in &facts.sources.runs {
-        let summary = run.summary.as_ref();
-        let ranks = summary.map_or(&[][..], |summary| &summary.rank_seconds);
-        let title = format!("Step time of {}", run.label);
-        if ranks.iter().any(|rank| rank.num_steps > 0) {
-            let caption = "Mean over all steps of the last session, warm-up included.";
-            of_ranks(section, "step-time", &title, caption, ranks);
-        } else if let Some(rank) = of_epochs(run) {
-            let caption = "Mean over all steps of the recorded epochs, warm-up included; the metrics contain rank 0 only.";
-            of_ranks(section, "step-time", &title, caption, &[rank]);
+    let sources = facts.sources;
+    let mut bars: Vec<Bar> = Vec::new();
+    for run in &sources.runs {
+        let ranks = run.summary.iter().flat_map(|summary| &summary.rank_seconds);
+        let mut ranks: Vec<RankSeconds> = ranks.cloned().collect();
+        if ranks.iter().all(|rank| rank.num_steps == 0) {
+            ranks = of_epochs(run).into_iter().collect();
         }
+        bars.extend(of_ranks(&run.label, &ranks));
     }
-    for (name, ranks) in &facts.sources.traces {
-        let title = format!("Step time in {name}");
-        let caption = "Mean over the steps in the trace, without the time between its phases.";
-        of_ranks(section, "step-time-trace", &title, caption, ranks);
+    for (name, ranks) in &sources.traces {
+        bars.extend(of_ranks(name, ranks));
     }
+    let caption = format!(
+        "Mean over the steps of the last session with warm-up, or over those in a trace; of a run without summary over all epochs of rank 0. {COMMUNICATION}"
+    );
+    draw(section, ["step-time", "Step time", &caption], &bars);
     let cells = facts.measurements.iter().filter_map(|one| {
         let phases: Vec<_> = one.attempts.iter().filter_map(phases).collect();
         let median = |phase: usize| Spread::of(phases.iter().map(|phases| phases[phase]));
         let medians =
             std::array::from_fn(|phase| median(phase).map_or(0.0, |spread| spread.median));
-        let name = facts.cell_name(&one.id, one.setting("study"));
-        (!phases.is_empty()).then(|| stacked(name, medians))
+        (!phases.is_empty()).then(|| stacked(facts.name_of(one), medians))
     });
     let caption = format!(
         "The slowest rank of every cell; each phase is the median of the repetitions. {COMMUNICATION} {}",
@@ -65,8 +64,9 @@ fn draw(section: &mut Section, words: [&str; 3], bars: &[Bar]) {
     section.bars(words, "milliseconds per step", &PHASES, bars);
 }
 
-fn of_ranks(section: &mut Section, id: &str, title: &str, caption: &str, ranks: &[RankSeconds]) {
-    let bar = |rank: &RankSeconds| {
+/// Returns a bar for each rank that ran steps.
+fn of_ranks(name: &str, ranks: &[RankSeconds]) -> impl Iterator<Item = Bar> {
+    let bar = move |rank: &RankSeconds| {
         let seconds = [
             rank.data,
             rank.forward,
@@ -79,19 +79,17 @@ fn of_ranks(section: &mut Section, id: &str, title: &str, caption: &str, ranks: 
             "" => format!("rank {}", rank.rank),
             node => format!("rank {} on {node}", rank.rank),
         };
-        stacked(
-            label,
-            seconds.map(|seconds| 1e3 * seconds / rank.num_steps as f64),
-        )
+        let phases_ms = seconds.map(|seconds| 1e3 * seconds / rank.num_steps as f64);
+        Bar {
+            group: match ranks.len() > MOST_RANKS {
+                true => format!("{name}, the first {MOST_RANKS} of {} ranks", ranks.len()),
+                false => name.to_owned(),
+            },
+            ..stacked(label, phases_ms)
+        }
     };
     let active = ranks.iter().filter(|rank| rank.num_steps > 0);
-    let bars: Vec<Bar> = active.take(MOST_RANKS).map(bar).collect();
-    let more = match ranks.len() > MOST_RANKS {
-        true => format!(" The first {MOST_RANKS} of {} ranks.", ranks.len()),
-        false => String::new(),
-    };
-    let caption = format!("{caption}{more} {COMMUNICATION}");
-    draw(section, [id, title, &caption], &bars);
+    active.take(MOST_RANKS).map(bar)
 }
 
 fn stacked(label: String, phases_ms: [f64; PHASES.len()]) -> Bar {
@@ -166,6 +164,7 @@ pub(super) fn staleness(facts: &Facts<'_>, section: &mut Section) {
                 &format!("Staleness of {}", run.label),
                 &caption,
             ],
+            None,
             Axis::whole("updates"),
             Marks::Bars(Vec::new(), bars.collect()),
         );

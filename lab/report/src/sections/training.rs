@@ -5,15 +5,19 @@
 //! evaluations and checkpoints before it. A run that never reached the target is named and drawn
 //! separately.
 
-use super::{Facts, Settings, differing, run_speeds, words};
+use super::curves::{self, Curve, Moment};
+use super::{Facts, Group, Settings, differing, run_speeds, spread_cells, words};
 use crate::chart::{Axis, Kind, MOST_SERIES, Point, Series, Unit};
-use crate::document::{Cell, NamedRow, Section, number, percent, row};
+use crate::document::{Cell, Content, NamedRow, Section, Table, number, percent, row};
 use crate::sources::Run;
-use records::{ClassScore, EpochRecord, Measurement, Spread};
+use records::{ClassScore, EpochRecord, Spread};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Rows of a table of classes, and the most classes of a shown confusion matrix.
 const MOST_CLASSES: usize = 20;
+
+/// Runs without the target that are named.
+const MOST_MISSED: usize = 3;
 
 /// An evaluated run. Indices are those of epochs.
 struct EvaluatedRun<'a> {
@@ -21,20 +25,18 @@ struct EvaluatedRun<'a> {
     /// First epoch whose accuracy was at least the target.
     reached: Option<usize>,
     best: f64,
-    last: f64,
 }
 
 impl<'a> EvaluatedRun<'a> {
     /// Returns `None` if the run was never evaluated.
     fn new(run: &'a Run, target: f64) -> Option<Self> {
         let top1 = |epoch: &EpochRecord| epoch.evaluated_top1();
-        let accuracies = || run.epochs.iter().filter_map(top1);
+        let accuracies = run.epochs.iter().filter_map(top1);
         let is_enough = |epoch: &EpochRecord| top1(epoch).is_some_and(|top1| top1 >= target);
         Some(Self {
             run,
             reached: run.epochs.iter().position(is_enough),
-            best: accuracies().reduce(f64::max)?,
-            last: accuracies().next_back()?,
+            best: accuracies.reduce(f64::max)?,
         })
     }
 
@@ -55,7 +57,9 @@ pub(super) fn time_to_accuracy(facts: &Facts<'_>, section: &mut Section) {
     };
     let evaluated = |run| EvaluatedRun::new(run, target);
     let runs: Vec<EvaluatedRun<'_>> = facts.sources.runs.iter().filter_map(evaluated).collect();
-    for one in runs.iter().filter(|one| one.reached.is_none()) {
+    let missed = runs.iter().filter(|one| one.reached.is_none());
+    let missed: Vec<&EvaluatedRun<'_>> = missed.collect();
+    for one in missed.iter().take(MOST_MISSED) {
         section.warn(format!(
             "{} did not reach {} in {}; its best was {}.",
             one.run.label,
@@ -63,6 +67,14 @@ pub(super) fn time_to_accuracy(facts: &Facts<'_>, section: &mut Section) {
             records::counted(one.run.epochs.len(), "epoch"),
             shown(one.best)
         ));
+    }
+    if missed.len() > MOST_MISSED {
+        let all = format!(
+            "{} of {} runs did not reach the target.",
+            missed.len(),
+            runs.len()
+        );
+        section.warn(all);
     }
     by_batch(
         section,
@@ -78,15 +90,12 @@ pub(super) fn time_to_accuracy(facts: &Facts<'_>, section: &mut Section) {
         ["epochs", "Epochs", "epochs trained"],
         |one, at| Some(one.run.epochs[at].number() as f64),
     );
-    let groups = facts.run_groups().into_iter();
-    let groups = groups.map(|runs| runs.into_iter().filter_map(evaluated).collect::<Vec<_>>());
+    let groups = facts.groups().into_iter();
+    let groups = groups.filter(|group| group.runs.len() > 1);
     section.table(
         "time-to-accuracy-together",
-        format!(
-            "Repetitions together: time to {} where reached, accuracy at the last evaluation",
-            shown(target)
-        ),
-        groups.filter_map(|runs| together(&runs)),
+        format!("Repetitions together: time to {}", shown(target)),
+        groups.map(|group| together(&group, target)),
     );
     section.table(
         "time-to-accuracy",
@@ -116,30 +125,25 @@ fn of_evaluated_run(one: &EvaluatedRun<'_>) -> NamedRow {
     ]
 }
 
-/// Returns the row of a cell with several runs. Accuracies have a deviation if every run had
-/// another seed.
-fn together(runs: &[EvaluatedRun<'_>]) -> Option<NamedRow> {
-    let last: Vec<f64> = runs.iter().map(|one| one.last).collect();
-    let (mean, deviation) = records::mean_and_deviation(&last)?;
-    deviation?;
+/// Returns the row of several runs, with the cost where the target was reached.
+fn together(group: &Group<'_>, target: f64) -> NamedRow {
+    let runs = group.runs.iter();
+    let runs: Vec<EvaluatedRun<'_>> = runs
+        .filter_map(|run| EvaluatedRun::new(run, target))
+        .collect();
     let reached = || runs.iter().filter_map(|one| Some((one, one.reached?)));
     let seconds = Spread::of(reached().filter_map(|(one, at)| one.seconds(at)));
     let epochs = Spread::of(reached().map(|(one, at)| one.run.epochs[at].number() as f64));
-    let seeds = runs.iter().filter_map(|one| one.run.setting("run.seed"));
-    let seeds: BTreeSet<&str> = seeds.collect();
-    let deviation = deviation.filter(|_| seeds.len() == runs.len());
-    Some(row![
-        "cell" => runs[0].run.group.as_ref().map(|group| &group.cell),
+    let [median, least, most] = spread_cells(seconds, 1);
+    row![
+        "run" => &group.name,
         "runs" => runs.len(),
-        "seeds" => seeds.len(),
         "reached" => reached().count(),
-        "seconds to it, median" => number(seconds.map(|seconds| seconds.median), 1),
-        "least" => number(seconds.map(|seconds| seconds.least), 1),
-        "most" => number(seconds.map(|seconds| seconds.most), 1),
+        "seconds to it, median" => median,
+        "least" => least,
+        "most" => most,
         "epochs to it, median" => number(epochs.map(|epochs| epochs.median), 1),
-        "last accuracy, %, mean" => percent(mean, 2),
-        "standard deviation" => percent(deviation, 2),
-    ])
+    ]
 }
 
 /// Draws a cost over the batch size, if there are two sizes and a run reached the target. The words
@@ -227,121 +231,111 @@ fn line_of(run: &Run) -> BTreeMap<String, String> {
     settings
 }
 
-/// Draws loss and accuracy over epochs, images and time; repetitions of a cell share name and look.
+/// Draws losses, accuracies, metrics and learning rates.
 pub(super) fn curves(facts: &Facts<'_>, section: &mut Section) {
-    let mut groups = facts.run_groups();
-    groups.retain(|runs| runs.iter().any(|run| !run.epochs.is_empty()));
+    let mut groups = facts.groups();
+    groups.retain(|group| group.runs.iter().any(|run| !run.epochs.is_empty()));
     for groups in groups.chunks(MOST_SERIES) {
-        let names = names(facts, groups);
-        for (course, (id, title, x)) in [
-            ("epochs", "epochs", Axis::whole("epochs trained")),
-            ("images", "images", Axis::whole("images trained")),
-            (
-                "time",
-                "wall time",
-                Axis::from_zero("seconds, with evaluation and checkpoints"),
-            ),
-        ]
-        .into_iter()
-        .enumerate()
+        let curve = |index: usize, word: &str, value: &dyn Fn(&EpochRecord) -> Option<f64>| {
+            let group = &groups[index];
+            let moments = |run: &&Run| -> Vec<Moment> {
+                let epochs = run.epochs.iter().zip(run.progress());
+                let moment = |(epoch, at): (&EpochRecord, Option<(f64, f64)>)| {
+                    let (samples, seconds) = at.unzip();
+                    Some(Moment {
+                        at: [Some(epoch.number() as f64), samples, seconds],
+                        value: value(epoch).filter(|value| value.is_finite())?,
+                    })
+                };
+                epochs.filter_map(moment).collect()
+            };
+            let is_training = word == "train";
+            Curve {
+                name: match (groups.len(), is_training) {
+                    (1, _) => word.to_owned(),
+                    (_, true) => format!("{}, {word}", group.name),
+                    (_, false) => group.name.clone(),
+                },
+                style: if groups.len() > 1 {
+                    index
+                } else {
+                    is_training.into()
+                },
+                kind: if is_training {
+                    Kind::Trained
+                } else {
+                    Kind::Evaluated
+                },
+                runs: group.runs.iter().map(moments).collect(),
+            }
+        };
+        let splits = groups
+            .iter()
+            .flat_map(|group| &group.runs)
+            .flat_map(|run| &run.epochs);
+        let splits: BTreeSet<&str> = splits
+            .filter_map(|epoch| Some(epoch.evaluation()?.0))
+            .collect();
+        let split = Vec::from_iter(splits).join(" or ");
+        let thin = "Thin lines: mean over the samples of an epoch while it trained.";
+        let words = match split.as_str() {
+            "" => thin.to_owned(),
+            split => format!("{thin} Markers: the {split} split after the epoch."),
+        };
+        let metrics = metrics(groups).into_iter().map(|name| (name, name));
+        let known = [("loss", "Loss"), ("top1", "Accuracy")];
+        for (figure, title) in known.into_iter().chain(metrics) {
+            let pair = |index| {
+                let trained = curve(index, "train", &|epoch| epoch.trained(figure));
+                [
+                    trained,
+                    curve(index, &split, &|epoch| epoch.evaluated(figure)),
+                ]
+            };
+            let mut all: Vec<Curve> = (0..groups.len()).flat_map(pair).collect();
+            all.retain(|curve| curve.runs.iter().any(|run| !run.is_empty()));
+            let (unit, target) = match figure {
+                "top1" => (
+                    Unit::Share,
+                    facts.target_accuracy.filter(|_| !all.is_empty()),
+                ),
+                _ => (Unit::Plain, None),
+            };
+            let label = title.to_lowercase();
+            let y = |values: &mut dyn Iterator<Item = f64>| Axis::showing(&label, unit, values);
+            let words = [&file_name(title), title, &words];
+            curves::draw(section, words, y, &all, target);
+        }
+        let rate = |epoch: &EpochRecord| Some(epoch.learning_rate);
+        let rates: Vec<Curve> = (0..groups.len())
+            .map(|index| curve(index, "", &rate))
+            .collect();
+        let words = [
+            "learning-rate",
+            "Learning rate",
+            "Rate of the last step of the epoch.",
+        ];
+        if rates
+            .iter()
+            .any(|one| one.runs.iter().flatten().any(|rate| rate.value > 0.0))
         {
-            let point = |epoch: &EpochRecord, at: Option<(f64, f64)>, y: Option<f64>| {
-                let (images, seconds) = at.unzip();
-                let x = [Some(epoch.number() as f64), images, seconds][course]?;
-                y.filter(|y| y.is_finite()).map(|y| Point::new(x, y))
-            };
-            let series = |y: &dyn Fn(&EpochRecord) -> Option<f64>| -> Vec<Series> {
-                let line = |run: &&Run| -> Vec<Point> {
-                    let epochs = run.epochs.iter().zip(run.progress());
-                    epochs
-                        .filter_map(|(epoch, at)| point(epoch, at, y(epoch)))
-                        .collect()
-                };
-                let named = names.iter().zip(groups).enumerate();
-                let series = named.map(|(style, (name, runs))| Series {
-                    name: name.clone(),
-                    style,
-                    kind: Kind::Measured,
-                    lines: runs
-                        .iter()
-                        .map(line)
-                        .filter(|line| !line.is_empty())
-                        .collect(),
-                });
-                series.filter(|one| !one.lines.is_empty()).collect()
-            };
-            let caption = |words: &str, series: &[Series]| {
-                let repetitions = match series.iter().any(|one| one.lines.len() > 1) {
-                    true => " One line per repetition.",
-                    false => "",
-                };
-                format!("{words}{repetitions} Warm-up included.")
-            };
-            let losses = series(&|epoch| epoch.train_loss);
-            section.lines(
-                [
-                    &format!("loss-by-{id}"),
-                    &format!("Training loss by {title}"),
-                    &caption(
-                        "Mean over the samples of an epoch during training.",
-                        &losses,
-                    ),
-                ],
-                x.clone(),
-                Axis::linear("mean loss of the epoch, nats"),
-                losses,
+            curves::draw(
+                section,
+                words,
+                |_| Axis::from_zero("learning rate"),
+                &rates,
+                None,
             );
-            let mut accuracies = series(&EpochRecord::evaluated_top1);
-            let words = caption(
-                "Top-1 accuracy on the val split, or on the test split of a run without one, wherever it was measured.",
-                &accuracies,
-            );
-            let far = accuracies
-                .iter()
-                .flat_map(Series::points)
-                .map(|point| point.x);
-            if let (Some(far), Some(target)) = (far.reduce(f64::max), facts.target_accuracy) {
-                let line = [0.0, far].map(|x| Point::new(x, target)).to_vec();
-                accuracies.push(Series::line("target", 0, Kind::Reference, line));
-            }
-            section.lines(
-                [
-                    &format!("accuracy-by-{id}"),
-                    &format!("Accuracy by {title}"),
-                    &words,
-                ],
-                x.clone(),
-                Axis::from_zero("top-1 accuracy").in_unit(Unit::Share),
-                accuracies,
-            );
-            for metric in metrics(groups) {
-                let values = series(&|epoch| {
-                    let (_, scores) = epoch.evaluation()?;
-                    scores.metrics.get(metric).copied()
-                });
-                let words = caption(
-                    "A metric on the val split, or on the test split of a run without one, wherever it was measured.",
-                    &values,
-                );
-                section.lines(
-                    [
-                        &format!("{}-by-{id}", file_name(metric)),
-                        &format!("{metric} by {title}"),
-                        &words,
-                    ],
-                    x.clone(),
-                    Axis::linear(metric),
-                    values,
-                );
-            }
         }
     }
 }
 
 /// Returns the metrics of evaluations besides loss and accuracy.
-fn metrics<'a>(groups: &[Vec<&'a Run>]) -> BTreeSet<&'a str> {
-    let epochs = groups.iter().flatten().flat_map(|run| &run.epochs);
-    let scores = epochs.filter_map(|epoch| Some(epoch.evaluation()?.1));
+pub(super) fn metrics<'a>(groups: &[Group<'a>]) -> BTreeSet<&'a str> {
+    let runs = groups.iter().flat_map(|group| group.runs.iter().copied());
+    let scores = runs
+        .flat_map(|run| &run.epochs)
+        .filter_map(|epoch| Some(epoch.evaluation()?.1));
     scores
         .flat_map(|scores| scores.metrics.keys())
         .map(String::as_str)
@@ -357,38 +351,14 @@ fn file_name(name: &str) -> String {
     name.chars().map(plain).collect()
 }
 
-/// Names groups by the differences of their cells, or by the cells if differences are ambiguous.
-fn names(facts: &Facts<'_>, groups: &[Vec<&Run>]) -> Vec<String> {
-    let cells = groups.iter().filter(|runs| runs[0].group.is_some());
-    let cells = cells.filter_map(|runs| facts.measurement_of(runs[0]));
-    let of_cells: Vec<_> = cells
-        .map(|cell: &Measurement| {
-            let mut settings = cell.line();
-            settings.insert("ranks", cell.setting("ranks"));
-            settings
-        })
-        .collect();
-    let keys = differing(&of_cells);
-    let short: Vec<String> = of_cells.iter().map(|one| words(one, &keys)).collect();
-    let distinct: BTreeSet<&String> = short.iter().filter(|name| !name.is_empty()).collect();
-    if distinct.len() == groups.len() && groups.len() > 1 {
-        return short;
-    }
-    let whole = |runs: &Vec<&Run>| match &runs[0].group {
-        Some(group) => facts.cell_name(&group.cell, &group.study.to_string()),
-        None => runs[0].label.clone(),
-    };
-    groups.iter().map(whole).collect()
-}
-
 /// Lists the classes and confusions of every run outside studies, with the matrix of few classes.
 pub(super) fn classes(facts: &Facts<'_>, section: &mut Section) {
     for run in facts.sources.runs.iter().filter(|run| run.group.is_none()) {
         let by_class = run.by_class.iter();
         for by_class in by_class.filter(|by_class| !by_class.classes.is_empty()) {
-            let epoch = by_class.epoch.map(|epoch| epoch.saturating_add(1));
-            let epoch = epoch.map(|epoch| format!(", model of epoch {epoch}"));
-            let epoch = epoch.unwrap_or_default();
+            let epoch = by_class.epoch.map_or(String::new(), |epoch| {
+                format!(", model of epoch {}", epoch.saturating_add(1))
+            });
             section.text(format!("{}: {} split{epoch}.", run.label, by_class.split));
             let worst = by_class.worst_first();
             let title = match worst.len() {
@@ -427,11 +397,17 @@ pub(super) fn classes(facts: &Facts<'_>, section: &mut Section) {
                 row.extend(counts.map(|(answer, count)| (name(answer), Cell::from(*count))));
                 row
             };
-            section.table(
+            let table = Table::new(
                 "confusion-matrix",
                 "Confusion matrix, samples",
                 rows.map(row),
             );
+            section.contents.extend(table.map(|table| {
+                Content::Table(Table {
+                    is_shaded: true,
+                    ..table
+                })
+            }));
         }
     }
 }
@@ -450,8 +426,8 @@ fn of_class(class: &ClassScore) -> NamedRow {
 
 #[cfg(test)]
 mod tests {
+    use super::super::results;
     use super::*;
-    use crate::document::{Content, Table};
     use crate::sources::{RunGroup, Sources};
     use records::{Evaluation, EvaluationByClass};
 
@@ -512,7 +488,12 @@ mod tests {
             ],
             time_to_accuracy,
         );
-        let [Content::Warning(words), Content::Table(table)] = &contents[..] else {
+        let [
+            Content::Warning(words),
+            Content::Table(_),
+            Content::Table(table),
+        ] = &contents[..]
+        else {
             panic!("{contents:?}")
         };
         let expected = "r did not reach 70 % in 3 epochs; its best was 50 %.";
@@ -580,26 +561,45 @@ mod tests {
     }
 
     #[test]
-    fn repetitions_come_together_with_the_spread_of_their_last_accuracies() {
+    fn repetitions_come_together_with_the_spread_of_their_accuracies_the_best_first() {
         let runs = [
             ("x", "0", &[Some(8), Some(7)][..]),
             ("y", "0", &[Some(8)]),
             ("x", "1", &[Some(3), Some(5)]),
             ("x", "2", &[Some(6)]),
-            ("z", "0", &[Some(6)]),
-            ("z", "0", &[Some(6)]),
+            ("z", "0", &[Some(5)]),
+            ("z", "0", &[Some(5)]),
         ];
         let runs = runs.map(|(cell, seed, correct)| run(Some(cell), seed, correct));
-        let contents = contents(runs.into(), time_to_accuracy);
-        let rows = tables(&contents)[0].rows.iter();
-        let rows: Vec<String> = rows
-            .map(|row| row.iter().map(Cell::shown).collect::<Vec<_>>().join(" "))
-            .collect();
-        let expected = [
-            "x 3 3 1 3.0 3.0 3.0 1.0 60.00 10.00",
-            "z 2 1 0 – – – – 60.00 –",
+        let rows = |add, columns: &[&str]| -> Vec<String> {
+            let contents = contents(runs.clone().into(), add);
+            let table = tables(&contents)[0];
+            let places = columns
+                .iter()
+                .map(|name| table.columns.iter().position(|one| one == name));
+            let places: Vec<usize> = places.map(Option::unwrap).collect();
+            let rows = table.rows.iter();
+            let row = |row: &Vec<Cell>| {
+                places
+                    .iter()
+                    .map(|place| row[*place].shown())
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            };
+            rows.map(row).collect()
+        };
+        let columns = ["run", "runs", "seeds", "accuracy, %", "± accuracy"];
+        let expected = ["y – – 80.00 –", "x 3 3 60.00 10.00", "z 2 1 50.00 –"];
+        assert_eq!(rows(results::summary, &columns), expected);
+        let columns = [
+            "run",
+            "runs",
+            "reached",
+            "seconds to it, median",
+            "epochs to it, median",
         ];
-        assert_eq!(rows, expected);
+        let expected = ["x 3 1 3.0 1.0", "z 2 0 – –"];
+        assert_eq!(rows(time_to_accuracy, &columns), expected);
     }
 
     fn class_tables(num_classes: u32) -> Vec<(String, Vec<String>)> {

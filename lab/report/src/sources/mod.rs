@@ -6,7 +6,7 @@
 mod run;
 mod trace;
 
-pub(crate) use run::{Run, RunGroup};
+pub(crate) use run::{Run, RunGroup, alerts, last_session};
 
 use crate::Refusal;
 use anyhow::{Context, Result, anyhow, ensure};

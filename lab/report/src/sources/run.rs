@@ -6,10 +6,14 @@
 
 use super::{name, read_lines, read_to_string};
 use anyhow::{Context, Result, anyhow};
-use records::{EpochRecord, EvaluationByClass, Manifest, Summary};
+use records::{EpochRecord, Evaluation, EvaluationByClass, Manifest, Summary};
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+
+/// Bytes that are read at the end of a log.
+const TAIL: u64 = 256 << 10;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Run {
@@ -29,6 +33,8 @@ pub(crate) struct Run {
     pub(crate) summary: Option<Summary>,
     /// Best evaluation by class, or the final one of the test split.
     pub(crate) by_class: Option<EvaluationByClass>,
+    /// End of the log of the newest session.
+    pub(crate) log: Vec<String>,
     /// Warnings for the reader.
     pub(crate) remarks: Vec<String>,
 }
@@ -82,6 +88,7 @@ impl Run {
         run.epochs = BTreeMap::from_iter(epochs).into_values().collect();
         run.summary = run.file("summary.json", json);
         run.by_class = run.file("evaluation.json", json);
+        run.log = last_session(&directory.join("train.log"));
         run.add_remarks();
         Ok(run)
     }
@@ -126,6 +133,9 @@ impl Run {
         {
             remarks.push("stopped before its last epoch".to_owned());
         }
+        let alerts = alerts(&self.log, &[]).into_iter();
+        let warnings = alerts.filter_map(|line| Some(line.strip_prefix("warning: ")?.to_owned()));
+        remarks.extend(warnings);
         self.remarks.extend(remarks);
     }
 
@@ -141,6 +151,13 @@ impl Run {
     /// Lists the ranks of all sessions.
     pub(crate) fn ranks_by_session(&self) -> String {
         self.by_session(|manifest| manifest.launch.ranks.to_string())
+    }
+
+    /// Returns the ranks of all sessions if they differ, otherwise those that trained.
+    pub(crate) fn ranks_in_turn(&self) -> Option<String> {
+        let of_sessions = Some(self.ranks_by_session());
+        let differing = of_sessions.filter(|ranks| ranks.contains(','));
+        differing.or_else(|| Some(self.ranks()?.to_string()))
     }
 
     /// Lists every option's values in all sessions as [`by_session`](Self::by_session) does.
@@ -161,6 +178,58 @@ impl Run {
     /// Returns an option of the newest session.
     pub(crate) fn setting(&self, key: &str) -> Option<&str> {
         self.settings.first()?.get(key).map(String::as_str)
+    }
+
+    /// Returns the name of the model, or of the family of a custom model.
+    pub(crate) fn model(&self) -> Option<&str> {
+        self.setting("model.model").or(self.setting("model.family"))
+    }
+
+    /// Returns the result: split, number of the model's epoch, and scores of the test split at the
+    /// end, otherwise of the last evaluation.
+    pub(crate) fn result(&self) -> Option<(&'static str, u64, &Evaluation)> {
+        let tested = self
+            .summary
+            .as_ref()
+            .and_then(|summary| summary.test.as_ref());
+        let tested = tested.map(|test| ("test", test.epoch.saturating_add(1), &test.scores));
+        tested.or_else(|| {
+            let epochs = self.epochs.iter().rev();
+            let mut evaluated = epochs.filter_map(|epoch| Some((epoch, epoch.evaluation()?)));
+            let (epoch, (split, scores)) = evaluated.next()?;
+            Some((split, epoch.number(), scores))
+        })
+    }
+
+    /// Returns the name of the score that ranks runs, and true if lower is better: the accuracy, or
+    /// the score that chose the best epoch of a task without classes.
+    pub(crate) fn figure(&self) -> (String, bool) {
+        if self
+            .result()
+            .is_some_and(|(.., scores)| scores.top1.is_some())
+        {
+            return ("top1".to_owned(), false);
+        }
+        let best = self
+            .summary
+            .as_ref()
+            .and_then(|summary| summary.best.as_ref());
+        let Some((best, (_, figure))) =
+            best.and_then(|best| Some((best, best.monitor.split_once('-')?)))
+        else {
+            return ("loss".to_owned(), true);
+        };
+        let mut values = self
+            .epochs
+            .iter()
+            .filter_map(|epoch| epoch.evaluation()?.1.value(figure));
+        let is_lowest = figure == "loss" || values.any(|value| value > best.value);
+        (figure.to_owned(), is_lowest)
+    }
+
+    /// Returns the seconds of all epochs, with evaluations and checkpoints.
+    pub(crate) fn seconds(&self) -> Option<f64> {
+        Some((*self.progress().last()?)?.1)
     }
 
     pub(crate) fn global_batch_size(&self) -> Option<u64> {
@@ -225,6 +294,45 @@ fn in_turn(values: impl Iterator<Item = String>) -> String {
     values.join(", then ")
 }
 
+fn lines_at_end(path: &Path) -> Vec<String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = records::file::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    String::from_utf8_lossy(&bytes)
+        .lines()
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Returns the last lines of a log since the table of options, which begins a session; none if the
+/// log cannot be read.
+pub(crate) fn last_session(path: &Path) -> Vec<String> {
+    let mut lines = lines_at_end(path);
+    let start = lines.iter().rposition(|line| line.starts_with("version "));
+    lines.split_off(start.unwrap_or(0))
+}
+
+/// Returns warnings, errors and the ranks' lines below an error, each once.
+pub(crate) fn alerts(log: &[String], output: &[String]) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let mut alerts = Vec::new();
+    let mut is_below_error = false;
+    for line in log.iter().chain(output) {
+        let is_error = line.starts_with("error");
+        is_below_error = is_error || is_below_error && line.starts_with("  rank ");
+        if (is_below_error || line.starts_with("warning: ")) && seen.insert(line) {
+            alerts.push(line.clone());
+        }
+    }
+    alerts
+}
+
 fn json<T: DeserializeOwned>(text: &str) -> Result<T> {
     Ok(serde_json::from_str(text)?)
 }
@@ -282,6 +390,17 @@ mod tests {
             "{:?}",
             run.remarks
         );
+    }
+
+    #[test]
+    fn warnings_in_the_log_of_the_newest_session_are_remarks() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = "version 1\nwarning: old\nversion 1\nwarning: uneven\nepoch 1\nwarning: uneven\n";
+        fs::write(directory.path().join("train.log"), log).unwrap();
+        fs::write(directory.path().join("metrics.jsonl"), "").unwrap();
+        let remarks = Run::read(directory.path()).unwrap().remarks;
+        let of_log = remarks.iter().filter(|remark| !remark.starts_with("no "));
+        assert_eq!(of_log.collect::<Vec<_>>(), ["uneven"]);
     }
 
     #[test]

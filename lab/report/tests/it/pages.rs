@@ -76,7 +76,7 @@ fn methods_at_one_number_of_ranks_stand_side_by_side_by_network_with_their_predi
         ["fast", "slow", "fast", "slow"],
         "by the study, not by the files"
     );
-    let (before, _) = page.split_once("id=\"table-prediction-files\"").unwrap();
+    let (before, _) = page.split_once("id=\"table-predictions\"").unwrap();
     assert!(
         before.rfind("<details").unwrap() > before.rfind("</details>").unwrap_or(0),
         "the list is folded"

@@ -1,0 +1,389 @@
+//! Results: the best runs and cells, and everything that the reader must know about them.
+//!
+//! In: everything. Out: sentences for the head of the page, tables with the best first, warnings.
+//! Invariant: runs that differ in nothing but the seed are one row, with mean and deviation. The
+//! warnings name everything that was left out.
+
+use super::studies::of_study;
+use super::training::metrics;
+use super::{Facts, Group, short};
+use crate::document::{Cell, NamedRow, Section, mebibytes, number, percent, row};
+use crate::sources::Run;
+use records::{Comparison, EpochRecord, Measurement, Spread};
+use records::{counted, decimal, mean_and_deviation};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Rows of a table of the best.
+const MOST_BEST: usize = 10;
+
+/// Mean and deviation.
+type Mean = Option<(f64, Option<f64>)>;
+
+/// Returns the groups, the best first, with the name and the mean of the figure that ranks them.
+fn ranked<'a>(facts: &Facts<'a>) -> Vec<(Group<'a>, String, Mean)> {
+    let of_group = |group: Group<'a>| {
+        let (figure, lower_is_better) = group.runs[0].figure();
+        let mean = group.mean(|run| run.result()?.2.value(&figure));
+        let rank = mean.map(|(mean, _)| if lower_is_better { mean } else { -mean });
+        let rank = rank.filter(|rank| rank.is_finite());
+        (rank.unwrap_or(f64::INFINITY), (group, figure, mean))
+    };
+    let mut ranked: Vec<_> = facts.groups().into_iter().map(of_group).collect();
+    ranked.sort_by(|(rank, (_, figure, _)), (other, (_, of_other, _))| {
+        figure.cmp(of_other).then(rank.total_cmp(other))
+    });
+    ranked.into_iter().map(|(_, one)| one).collect()
+}
+
+/// Returns the measurements of the cells of a study that do not train, the fastest first.
+fn fastest<'f>(facts: &'f Facts<'_>, study: usize) -> Vec<(&'f Measurement, (f64, Option<f64>))> {
+    let study = study.to_string();
+    let all = facts
+        .measurements
+        .iter()
+        .filter(|one| one.setting("study") == study);
+    let all = all.filter(|one| one.setting("kind") != "train");
+    let mean = |one: &'f Measurement| Some((one, mean_and_deviation(&one.speeds())?));
+    let mut all: Vec<_> = all.filter_map(mean).collect();
+    all.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+    all
+}
+
+fn with_deviation((mean, deviation): (f64, Option<f64>), decimals: usize) -> String {
+    let mean = decimal(mean, decimals);
+    deviation.map_or(mean.clone(), |deviation| {
+        format!("{mean} ± {}", decimal(deviation, decimals))
+    })
+}
+
+/// Returns a sentence about the best training and one about the fastest cell of each study.
+pub(super) fn sentences(facts: &Facts<'_>) -> Vec<String> {
+    let ranked = ranked(facts);
+    let mut sentences: Vec<String> = Vec::new();
+    if let Some((group, figure, mean)) = ranked.first() {
+        let best = match ranked.len() {
+            1 => String::new(),
+            all => format!("Best of {all}, {}: ", group.name),
+        };
+        sentences.extend(of_best(group, figure, *mean).map(|sentence| best + &sentence));
+    }
+    for (index, study) in facts.sources.studies.iter().enumerate() {
+        let fastest = fastest(facts, index + 1);
+        let Some((cell, speed)) = fastest.first() else {
+            continue;
+        };
+        let commit = study.plan.commit.as_deref().map(short);
+        let facts = [
+            Some(format!(
+                "{} images/s with {}",
+                with_deviation(*speed, 1),
+                facts.name_of(cell)
+            )),
+            Some(format!("fastest of {}", counted(fastest.len(), "cell"))),
+            commit.map(|commit| format!("commit {commit}")),
+        ];
+        let facts: Vec<String> = facts.into_iter().flatten().collect();
+        sentences.push(format!("{}.", facts.join("; ")));
+    }
+    sentences.extend(facts.sources.comparisons.iter().filter_map(over_others));
+    sentences
+}
+
+/// Compares Lockstep with the fastest other framework of each job.
+fn over_others(comparison: &Comparison) -> Option<String> {
+    let mut fastest: BTreeMap<_, f64> = BTreeMap::new();
+    for row in comparison.rows.iter().filter(|row| !row.is_ours()) {
+        let Some(ratio) = row.ratio else { continue };
+        let ratio_of_job = fastest.entry(row.job()).or_default();
+        *ratio_of_job = ratio_of_job.max(ratio.median);
+    }
+    let factors = Spread::of(fastest.values().map(|ratio| 1.0 / ratio))?;
+    let range = match factors.range() {
+        None => decimal(factors.median, 2),
+        Some((least, most)) => format!("{} to {}", decimal(least, 2), decimal(most, 2)),
+    };
+    Some(format!(
+        "{range} times the images/s of the fastest other framework in {}; commit {}.",
+        counted(fastest.len(), "job"),
+        short(&comparison.commit)
+    ))
+}
+
+/// Describes a group by its result and its job; `None` before the first epoch.
+fn of_best(group: &Group<'_>, figure: &str, mean: Mean) -> Option<String> {
+    let run = group.runs[0];
+    let last = run.epochs.last()?;
+    let result = run.result().zip(mean).map(|((split, epoch, _), mean)| {
+        let of = match epoch == last.number() {
+            true => String::new(),
+            false => format!(" of the model of epoch {epoch}"),
+        };
+        match figure {
+            "top1" => {
+                let share = |share| 100.0 * share;
+                let mean = (share(mean.0), mean.1.map(share));
+                format!("{} % {split} accuracy{of}", with_deviation(mean, 2))
+            }
+            figure => format!("{split} {figure} {}{of}", with_deviation(mean, 4)),
+        }
+    });
+    let result = match result {
+        Some(result) => result,
+        None => format!(
+            "training loss {}",
+            with_deviation(group.mean(|run| run.epochs.last()?.train_loss)?, 4)
+        ),
+    };
+    let seeds = match group.runs.len() {
+        1 => String::new(),
+        all => format!(", {}", counted(all, "run")),
+    };
+    let ranks = run.ranks_in_turn().map(|ranks| match ranks.as_str() {
+        "1" => "1 rank".to_owned(),
+        ranks => format!("{ranks} ranks"),
+    });
+    let job = [
+        run.model().map(str::to_owned),
+        ranks,
+        group
+            .mean(Run::seconds)
+            .map(|(seconds, _)| format!("{} s", records::rate(seconds))),
+        run.manifest()
+            .map(|manifest| format!("commit {}", short(&manifest.commit))),
+    ];
+    let job: Vec<String> = job.into_iter().flatten().collect();
+    let epochs = counted(last.number() as usize, "epoch");
+    Some(format!(
+        "{result} after {epochs}{seeds}; {}.",
+        job.join(", ")
+    ))
+}
+
+pub(super) fn summary(facts: &Facts<'_>, section: &mut Section) {
+    let sources = facts.sources;
+    for study in &sources.studies {
+        let plan = &study.plan;
+        let title = match plan.title.as_str() {
+            "" => &plan.name,
+            title => title,
+        };
+        section.text(format!("{title}. {}", plan.about).trim());
+    }
+    let groups: Vec<Group<'_>> = ranked(facts).into_iter().map(|(group, ..)| group).collect();
+    let title = match groups.len() {
+        1 => "Result",
+        _ => "Results, the best first",
+    };
+    section.table("results", title, rows(&groups));
+    let is_repeated = groups.iter().any(|group| group.runs.len() > 1);
+    if is_repeated {
+        let runs = sources.runs.iter().map(|run| Group {
+            name: run.label.clone(),
+            runs: vec![run],
+        });
+        let runs: Vec<Group<'_>> = runs.collect();
+        section.folded_table("runs", "Every run", rows(&runs));
+    }
+    for (index, study) in sources.studies.iter().enumerate() {
+        let fastest = fastest(facts, index + 1);
+        let title = match fastest.len() {
+            0..=MOST_BEST => format!("Cells of {}, the fastest first", study.plan.name),
+            all => format!(
+                "The fastest {MOST_BEST} of {all} cells of {}",
+                study.plan.name
+            ),
+        };
+        let rows = fastest
+            .into_iter()
+            .take(MOST_BEST)
+            .map(|(cell, (mean, deviation))| {
+                row![
+                    "cell" => facts.name_of(cell),
+                    "images/s" => number(mean, 1),
+                    "± images/s" => number(deviation, 1),
+                    "repetitions" => cell.attempts.len(),
+                ]
+            });
+        section.table("fastest", title, rows);
+    }
+    warnings(facts, section);
+    let studies = sources.studies.iter().enumerate();
+    section.table(
+        "studies",
+        "Studies",
+        studies.map(|(index, study)| of_study(facts, index + 1, study)),
+    );
+}
+
+/// Adds the warnings; one that differs only in numbers is shown once for all runs.
+fn warnings(facts: &Facts<'_>, section: &mut Section) {
+    let sources = facts.sources;
+    let mut of_runs: BTreeMap<String, (String, usize)> = BTreeMap::new();
+    for run in &sources.runs {
+        for remark in &run.remarks {
+            let key = remark.replace(|c: char| c.is_ascii_digit(), "");
+            let text = format!("{}: {remark}", run.label);
+            of_runs.entry(key).or_insert((text, 0)).1 += 1;
+        }
+    }
+    let of_runs = of_runs.into_values().map(|(text, runs)| match runs {
+        1 => text,
+        _ => format!("{text}, and likewise {}", counted(runs - 1, "other run")),
+    });
+    for study in &sources.studies {
+        let of_study = super::studies::warnings(facts, study);
+        of_study.into_iter().for_each(|text| section.warn(text));
+    }
+    for text in sources.remarks.iter().cloned().chain(of_runs) {
+        section.warn(text);
+    }
+}
+
+/// Returns a row for each group.
+fn rows(groups: &[Group<'_>]) -> Vec<NamedRow> {
+    let metrics = metrics(groups);
+    groups
+        .iter()
+        .map(|group| of_group(group, &metrics))
+        .collect()
+}
+
+fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>) -> NamedRow {
+    let run = group.runs[0];
+    let result = run.result();
+    let mut row = row![
+        "run" => &group.name,
+        "runs" => Some(group.runs.len()).filter(|runs| *runs > 1),
+        "seeds" => Some(group.num_seeds()).filter(|_| group.runs.len() > 1),
+        "split" => result.map(|(split, ..)| split),
+    ];
+    let mut add = |name: &str, mean: Mean, cell: &dyn Fn(Option<f64>) -> Cell| {
+        let (mean, deviation) = mean.unzip();
+        row.extend(row![
+            name => cell(mean),
+            &format!("± {}", name.trim_end_matches(", %")) => cell(deviation.flatten()),
+        ]);
+    };
+    let share = |share| percent(share, 2);
+    let plain = |value| number(value, 4);
+    let of_result = |figure: &str| group.mean(|run| run.result()?.2.value(figure));
+    add("accuracy, %", of_result("top1"), &share);
+    for metric in metrics {
+        add(metric, of_result(metric), &plain);
+    }
+    add("loss", of_result("loss"), &plain);
+    add("images/s", group.mean(Run::images_per_second), &|speed| {
+        number(speed, 1)
+    });
+    let mean = |mean: Mean| mean.map(|(mean, _)| mean);
+    let best = run
+        .summary
+        .as_ref()
+        .and_then(|summary| summary.best.as_ref());
+    let best_value = best.map(|best| match best.monitor.ends_with("top1") {
+        true => percent(best.value, 2),
+        false => number(best.value, 4),
+    });
+    let manifest = run.manifest();
+    let is_one = group.runs.len() == 1;
+    row.extend(row![
+        "training loss" => plain(mean(group.mean(|run| run.epochs.last()?.train_loss))),
+        "seconds" => number(mean(group.mean(Run::seconds)), 1),
+        "model of epoch" => result.map(|(_, epoch, _)| epoch).filter(|_| is_one),
+        "epochs" => run.epochs.last().map(EpochRecord::number),
+        "best by" => best.map(|best| &best.monitor),
+        "best (top-1 in %)" => best_value.filter(|_| is_one),
+        "ranks" => run.ranks_in_turn(),
+        "memory, MiB" => mebibytes(run.peak_memory_bytes()),
+        "global batch" => run.global_batch_size(),
+        "model" => run.model(),
+        "format" => run.setting("compute.dtype"),
+        "data" => manifest.map(|manifest| &manifest.dataset.name),
+        "CPU" => manifest.map(|manifest| &manifest.cpu_model),
+        "commit" => manifest.map(|manifest| short(&manifest.commit)),
+    ]);
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sources::Sources;
+    use records::{Best, Evaluation, Manifest, Summary};
+
+    fn run(seed: &str, scores: Evaluation) -> Run {
+        let mut manifest = Manifest {
+            commit: "abc".to_owned(),
+            ..Manifest::default()
+        };
+        manifest.launch.ranks = 2;
+        let settings = [("model.model", "resnet20"), ("run.seed", seed)];
+        let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Run {
+            label: format!("seed{seed}"),
+            manifests: vec![manifest],
+            settings: vec![settings.into()],
+            epochs: vec![EpochRecord {
+                seconds_total: 157.0,
+                test: Some(scores),
+                ..EpochRecord::default()
+            }],
+            ..Run::default()
+        }
+    }
+
+    fn sentences_of(runs: Vec<Run>) -> Vec<String> {
+        let sources = Sources {
+            runs,
+            ..Sources::default()
+        };
+        sentences(&Facts::new(&sources, None))
+    }
+
+    #[test]
+    fn the_page_begins_with_result_job_and_commit() {
+        let top1 = |top1| Evaluation {
+            top1: Some(top1),
+            ..Evaluation::default()
+        };
+        let job = "resnet20, 2 ranks, 157 s, commit abc.";
+        let expected = format!("99.20 % test accuracy after 1 epoch; {job}");
+        assert_eq!(sentences_of(vec![run("0", top1(0.992))]), [expected]);
+        let other = Run {
+            settings: Vec::new(),
+            ..run("2", top1(0.5))
+        };
+        let seeds = vec![other, run("0", top1(0.8)), run("1", top1(0.9))];
+        let expected = format!(
+            "Best of 2, seed0 and 1 more: 85.00 ± 7.07 % test accuracy after 1 epoch, 2 runs; {job}"
+        );
+        assert_eq!(sentences_of(seeds), [expected]);
+        assert!(sentences_of(vec![Run::default()]).is_empty());
+    }
+
+    #[test]
+    fn a_task_without_classes_is_named_by_the_score_that_chose_its_best_epoch() {
+        let scores = |iou| Evaluation {
+            loss: 1.0,
+            metrics: [("iou".to_owned(), iou), ("psnr".to_owned(), 9.0)].into(),
+            ..Evaluation::default()
+        };
+        let best = Best {
+            epoch: 0,
+            monitor: "test-iou".to_owned(),
+            value: 0.625,
+        };
+        let run = Run {
+            summary: Some(Summary {
+                best: Some(best),
+                ..Summary::default()
+            }),
+            ..run("0", scores(0.625))
+        };
+        let sentences = sentences_of(vec![run]);
+        assert!(
+            sentences[0].starts_with("test iou 0.6250 after 1 epoch; "),
+            "{sentences:?}"
+        );
+    }
+}
