@@ -1,8 +1,9 @@
 //! Checks of `trainer report` in a browser, and of event files in TensorBoard.
 //!
 //! In: the trainer, a headless Chromium, a TensorBoard. Out: one line for each check.
-//! Invariant: the browser opens the page from its file, as a user does. Only the check of the width
-//! puts the page into a frame, as a window cannot be as narrow as a telephone.
+//! Invariant: the browser opens the page from its file, as a user does. Only the checks of the width
+//! and of the axes put the page into a frame: a window cannot be as narrow as a telephone, and the
+//! page itself has no script.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ const BROWSER_FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-qui
 /// An image of the background only has fewer bytes.
 const LEAST_IMAGE_BYTES: u64 = 20_000;
 
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     (
         "a report opens at 1280 pixels without console messages and shows something",
         |suite| is_seen(suite, "light", &[]),
@@ -43,11 +44,18 @@ const CHECKS: [Check; 6] = [
         |suite| is_seen(suite, "dark", &["--blink-settings=preferredColorScheme=0"]),
     ),
     (
-        "a report is no wider than windows of 1280 and 400 pixels",
+        "a report is no wider than windows of 400, 800, 1200 and 1920 pixels",
         |suite| {
-            [1280, 400]
+            [400, 800, 1200, 1920]
                 .into_iter()
                 .try_for_each(|width| fits(suite, width))
+        },
+    ),
+    (
+        "the curves of a report are shown over epochs, and over time if the reader chooses it",
+        |suite| {
+            shows_curves(suite, "epochs", 0)?;
+            shows_curves(suite, "time", 2)
         },
     ),
     ("a report prints", |suite| {
@@ -183,23 +191,44 @@ fn is_seen(suite: &Suite, name: &str, flags: &[&str]) -> Checked {
     at_least(&image, LEAST_IMAGE_BYTES)
 }
 
-/// Puts the page into a frame whose own page reports the width of the content.
 fn fits(suite: &Suite, width: u32) -> Checked {
-    let name = format!("frame-{width}");
+    let script = "this.contentDocument.documentElement.scrollWidth";
+    let found = framed(suite, &format!("frame-{width}"), width, script)?;
+    expect(
+        found.parse().is_ok_and(|found: u32| found <= width),
+        format!("expected content of at most {width} pixels, got {found:?}"),
+    )
+}
+
+/// Chooses a horizontal axis and expects the figures over that axis only.
+fn shows_curves(suite: &Suite, axis: &str, number: usize) -> Checked {
+    let script = format!(
+        "(this.contentDocument.querySelector('#curves .by-{number}').click(), \
+         [...this.contentDocument.querySelectorAll('#curves figure')] \
+         .filter(one => one.offsetParent).map(one => one.id).join(' '))"
+    );
+    let shown = framed(suite, &format!("curves-{number}"), 1200, &script)?;
+    let figures = ["loss", "accuracy", "learning-rate"];
+    let expected = figures.map(|figure| format!("figure-{figure}-by-{axis}"));
+    expect(
+        shown == expected.join(" "),
+        format!("expected {expected:?}, got {shown}"),
+    )
+}
+
+/// Puts the page into a frame and returns the value of an expression, whose `this` is the frame.
+fn framed(suite: &Suite, name: &str, width: u32, expression: &str) -> Checked<String> {
     let frame = suite.folder.join(format!("{name}.html"));
     let text = format!(
         "<!doctype html><iframe id=\"f\" src=\"report/index.html\" \
-         style=\"border:0;width:{width}px;height:900px\" onload=\"document.body.dataset.width = \
-         this.contentDocument.documentElement.scrollWidth\"></iframe>"
+         style=\"border:0;width:{width}px;height:900px\" \
+         onload=\"document.body.dataset.value = {expression}\"></iframe>"
     );
     fs::write(&frame, text).map_err(at(&frame))?;
     let flags = ["--window-size=1400,1000", "--dump-dom"];
-    let ended = open(suite, &name, &frame, &flags)?;
-    let found = width_in(ended.text());
-    ended.expect(
-        found.is_some_and(|found| found <= width),
-        &format!("content of at most {width} pixels, not {found:?}"),
-    )
+    let ended = open(suite, name, &frame, &flags)?;
+    let value = value_in(ended.text()).map(str::to_owned);
+    Ok(value.ok_or_else(|| format!("{name}: expected a value of the page, got none"))?)
 }
 
 /// Returns the browser's lines about console messages; each is an error, as the page prints none.
@@ -208,9 +237,9 @@ fn console(text: &str) -> Vec<&str> {
     lines.filter(|line| line.contains(":CONSOLE")).collect()
 }
 
-fn width_in(text: &str) -> Option<u32> {
-    let (_, after) = text.split_once("data-width=\"")?;
-    after.split_once('"')?.0.parse().ok()
+fn value_in(text: &str) -> Option<&str> {
+    let (_, after) = text.split_once("data-value=\"")?;
+    Some(after.split_once('"')?.0)
 }
 
 fn at_least(file: &Path, bytes: u64) -> Checked {
@@ -234,8 +263,8 @@ mod tests {
     }
 
     #[test]
-    fn the_width_is_read_from_the_frame() {
-        assert_eq!(width_in("<body data-width=\"400\"><iframe>"), Some(400));
-        assert_eq!(width_in("<body><iframe>"), None);
+    fn the_value_is_read_from_the_frame() {
+        assert_eq!(value_in("<body data-value=\"400\"><iframe>"), Some("400"));
+        assert_eq!(value_in("<body><iframe>"), None);
     }
 }
