@@ -153,7 +153,7 @@ fn table(table: &Table) -> Markup {
     let look = match columns.len() {
         _ if table.is_shaded => Some("matrix"),
         _ if is_wide && rows.len() == 1 => Some("wide cards"),
-        0..5 => None,
+        0..7 => None,
         _ => Some("wide"),
     };
     let class = |column: usize, cell: &Cell| match cell {

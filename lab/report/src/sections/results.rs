@@ -174,7 +174,7 @@ pub(super) fn summary(facts: &Facts<'_>, section: &mut Section) {
         1 => "Result",
         _ => "Results, the best first",
     };
-    section.table("results", title, rows(&groups));
+    section.table("results", title, rows(&groups, groups.len() == 1));
     let is_repeated = groups.iter().any(|group| group.runs.len() > 1);
     if is_repeated {
         let runs = sources.runs.iter().map(|run| Group {
@@ -182,7 +182,7 @@ pub(super) fn summary(facts: &Facts<'_>, section: &mut Section) {
             runs: vec![run],
         });
         let runs: Vec<Group<'_>> = runs.collect();
-        section.folded_table("runs", "Every run", rows(&runs));
+        section.folded_table("runs", "Every run", rows(&runs, true));
     }
     for (index, study) in sources.studies.iter().enumerate() {
         let fastest = fastest(facts, index + 1);
@@ -239,16 +239,14 @@ fn warnings(facts: &Facts<'_>, section: &mut Section) {
     }
 }
 
-/// Returns a row for each group.
-fn rows(groups: &[Group<'_>]) -> Vec<NamedRow> {
+/// Returns a row for each group, with its best epoch if the table is detailed.
+fn rows(groups: &[Group<'_>], is_detailed: bool) -> Vec<NamedRow> {
     let metrics = metrics(groups);
-    groups
-        .iter()
-        .map(|group| of_group(group, &metrics))
-        .collect()
+    let row = |group| of_group(group, &metrics, is_detailed);
+    groups.iter().map(row).collect()
 }
 
-fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>) -> NamedRow {
+fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>, is_detailed: bool) -> NamedRow {
     let run = group.runs[0];
     let result = run.result();
     let mut row = row![
@@ -285,14 +283,14 @@ fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>) -> NamedRow {
         false => number(best.value, 4),
     });
     let manifest = run.manifest();
-    let is_one = group.runs.len() == 1;
+    let is_detailed = is_detailed && group.runs.len() == 1;
     row.extend(row![
         "training loss" => plain(mean(group.mean(|run| run.epochs.last()?.train_loss))),
         "seconds" => number(mean(group.mean(Run::seconds)), 1),
-        "model of epoch" => result.map(|(_, epoch, _)| epoch).filter(|_| is_one),
+        "model of epoch" => result.map(|(_, epoch, _)| epoch).filter(|_| is_detailed),
         "epochs" => run.epochs.last().map(EpochRecord::number),
         "best by" => best.map(|best| &best.monitor),
-        "best (top-1 in %)" => best_value.filter(|_| is_one),
+        "best (top-1 in %)" => best_value.filter(|_| is_detailed),
         "ranks" => run.ranks_in_turn(),
         "memory, MiB" => mebibytes(run.peak_memory_bytes()),
         "global batch" => run.global_batch_size(),
