@@ -417,8 +417,12 @@ fn chart(live: &Live, figure: &str, area: Rect, buffer: &mut Buffer) {
 
 /// Draws the speed of every rank in the last epoch without waiting, and the parts of its steps.
 fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buffer) {
-    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
-    let title = format!(" {word}, last epoch of this session, ms per step ");
+    let word = if live.run.ranks() == Some(1) { "rank" } else { "ranks" };
+    let (num_columns, unit) = match area.width < TABLE {
+        true => (4, ""),
+        false => (COLUMNS.len(), ", ms per step"),
+    };
+    let title = format!(" {word}, last epoch of this session{unit} ");
     let block = Block::bordered().title(title);
     if ranks.is_empty() {
         let text = Paragraph::new("known after the first epoch").dim();
@@ -429,7 +433,6 @@ fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buff
         .as_ref()
         .map_or(0, |progress| progress.global_batch_size);
     let per_rank = batch as f64 / ranks.len() as f64;
-    let num_columns = if area.width < TABLE { 4 } else { COLUMNS.len() };
     let row = |rank: &RankSeconds| {
         let own = rank.data + rank.forward + rank.backward + rank.optimizer + rank.other;
         let steps = rank.num_steps.max(1) as f64;
