@@ -1,9 +1,9 @@
 //! Checks of `trainer report` in a browser, and of event files in TensorBoard.
 //!
 //! In: the trainer, a headless Chromium, a TensorBoard. Out: one line for each check.
-//! Invariant: the browser opens the page from its file, as a user does. Only the checks of the width
-//! and of the axes put the page into a frame: a window cannot be as narrow as a telephone, and the
-//! page itself has no script.
+//! Invariant: the browser opens the page from its file, as a user does. Only the checks of the
+//! width and of the axes put the page into a frame: a window cannot be as narrow as a telephone,
+//! and the page itself has no script.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 /// Cells with more characters than this may break into lines.
 const LONG: usize = 40;
 
-/// Most columns that fit beside each other.
+/// Most columns that fit next to each other.
 const MOST_COLUMNS: usize = 8;
 
 /// Renders the document.

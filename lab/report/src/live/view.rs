@@ -417,7 +417,11 @@ fn chart(live: &Live, figure: &str, area: Rect, buffer: &mut Buffer) {
 
 /// Draws the speed of every rank in the last epoch without waiting, and the parts of its steps.
 fn ranks_table(live: &Live, ranks: &[RankSeconds], area: Rect, buffer: &mut Buffer) {
-    let word = if live.run.ranks() == Some(1) { "rank" } else { "ranks" };
+    let word = if live.run.ranks() == Some(1) {
+        "rank"
+    } else {
+        "ranks"
+    };
     let (num_columns, unit) = match area.width < TABLE {
         true => (4, ""),
         false => (COLUMNS.len(), ", ms per step"),

@@ -1,8 +1,8 @@
 //! Curves of trainings over epochs, samples or time, as the reader chooses.
 //!
 //! In: the moments of repeated trainings. Out: one figure for each horizontal axis.
-//! Invariant: several repetitions are one line, their mean, in a band of the standard deviation. The
-//! line ends with the shortest repetition.
+//! Invariant: several repetitions are one line, their mean, in a band of the standard deviation.
+//! The line ends with the shortest repetition.
 
 use crate::chart::{Axis, Kind, Marks, Point, Series};
 use crate::document::Section;

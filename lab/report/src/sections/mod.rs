@@ -76,7 +76,7 @@ const SECTIONS: [(&str, &str, Add); 13] = [
 /// Runs that differ in nothing but the seed.
 #[derive(Debug)]
 pub(super) struct Group<'a> {
-    /// What distinguishes the group from the others.
+    /// Differences from the other groups.
     name: String,
     runs: Vec<&'a Run>,
 }
