@@ -436,7 +436,7 @@ impl<M: Module> OwnLoop<M> {
         if let Some(directory) = &self.directory {
             directory.expect_in_place()?;
         }
-        self.reporter.epoch(&record);
+        self.reporter.epoch(&record, false);
         if let Some(metrics) = &mut self.metrics
             && let Some(warning) = metrics.append(&record)?
         {
@@ -486,7 +486,8 @@ impl<M: Module> OwnLoop<M> {
         if let Some(directory) = &self.directory {
             directory.finish(&summary)?;
         }
-        self.reporter.finish(&summary);
+        let directory = self.directory.as_ref().map(RunDirectory::path);
+        self.reporter.finish(&summary, directory, &[]);
         Ok(self.stepper.finish()?.0)
     }
 

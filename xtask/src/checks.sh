@@ -210,7 +210,7 @@ on_ranks() {
 # themselves. The custom loop is killed, stopped by a signal to one rank, and resumed to the bits of
 # an undisturbed one.
 loops() {
-    local folder ranks losses signal launcher process old hashes code
+    local folder ranks losses signal launcher process old saved hashes code
     has mpirun && [ ${#features[@]} = 0 ] || skip "no mpirun with an MPI to build with; on threads it passed"
     folder=$(mktemp -d)
     for ranks in 1 2; do
@@ -226,9 +226,10 @@ loops() {
         fail "burn_loop: losses of one and two ranks differ: $losses"
     for signal in KILL TERM; do
         old=$(cat "$folder/own/.lock" 2> /dev/null || true)
+        saved=$(ls -d "$folder/own/checkpoints"/step-???????? 2> /dev/null || true)
         on_ranks 2 "$1/own_loop" --output-dir "$folder/own" --resume --epochs 1000 > "$folder/own.txt" 2>&1 &
         launcher=$!
-        until grep -q "checkpoint .* written" "$folder/own.txt" && [ "$(cat "$folder/own/.lock")" != "$old" ]; do
+        until [ "$(ls -d "$folder/own/checkpoints"/step-???????? 2> /dev/null)" != "$saved" ] && [ "$(cat "$folder/own/.lock")" != "$old" ]; do
             sleep 0.1
             kill -0 $launcher || fail "own_loop: $(cat "$folder/own.txt")"
         done

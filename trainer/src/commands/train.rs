@@ -15,13 +15,12 @@ use datasets::{Samples, Splits};
 use distributed::communicator::Launcher;
 use distributed::replica::ParameterLayout;
 use distributed::{Communicator, ROOT, watchdog};
-use records::{DatasetFacts, Manifest, Summary};
+use records::{DatasetFacts, LaunchFacts, Manifest, Summary, quoted};
 
 use crate::config::cli::TrainArgs;
 use crate::config::{BatchNormKind, ConfigError, Family, OptimizerChoice, TrainConfig, timeout};
 use crate::measure::gather;
 use crate::measure::manifest;
-use crate::measure::report::lines;
 use crate::measure::trace;
 use crate::model::data;
 use crate::model::family::ModelRequest;
@@ -30,7 +29,7 @@ use crate::model::parts;
 use crate::run::best::BestRule;
 use crate::run::checkpoint::{CheckpointStore, Progress};
 use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory, holder};
-use crate::run::head::facts;
+use crate::run::head::head;
 use crate::run::identity;
 use crate::run::resumption::Resumption;
 use crate::run::session::Session;
@@ -59,6 +58,8 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
     watchdog
         .iter()
         .for_each(|watchdog| watchdog.set_timeout(config.sync.timeout()));
+    let line_every = Duration::from_secs(config.run.log_every_seconds);
+    reporter.set_lines(line_every, config.run.verbose);
     let (device, num_threads) = world.prepare_compute(&config.compute)?;
     // Compare the settings before the first step that makes ranks wait for each other.
     identity::compare(config.shared_settings(), communicator)?;
@@ -142,16 +143,20 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         }
         reporter.log_to(&directory.file(LOG))?;
     }
-    reporter.set_line_every(Duration::from_secs(config.run.log_every_seconds));
     let manifest = manifest(&config, &data, communicator, num_threads, &device)?;
     if let Some(directory) = &directory
         && resumption.is_none()
     {
         directory.begin(&config, &manifest, false)?;
     }
-    let mut facts = facts(&manifest, directory.as_ref(), &best_rule);
-    facts.extend(task.facts());
-    reporter.notes(&lines::configuration(&config, &facts));
+    reporter.notes(&head(
+        &manifest,
+        &config,
+        directory.as_ref().map(RunDirectory::path),
+        &best_rule,
+        ParameterLayout::new(&model).num_elements(),
+        &task.facts(),
+    ));
     other_split
         .iter()
         .for_each(|warning| reporter.warn(warning));
@@ -218,8 +223,34 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
     if let Some(directory) = &directory {
         directory.finish(&summary)?;
     }
-    reporter.finish(&summary);
+    let directory = directory.as_ref().map(RunDirectory::path);
+    let next = directory.map_or_else(Vec::new, |directory| {
+        next_commands(directory, &manifest.launch, outcome.stopped_early)
+    });
+    reporter.finish(&summary, directory, &next);
     Ok(outcome)
+}
+
+/// Returns commands for a run that has ended: `--resume` if it `is_stopped`, otherwise a report and
+/// an evaluation.
+fn next_commands(directory: &Path, launch: &LaunchFacts, is_stopped: bool) -> Vec<String> {
+    let program = std::env::args_os().next().map_or_else(String::new, quoted);
+    let directory = quoted(directory);
+    if !is_stopped {
+        return vec![
+            format!("{program} report {directory}"),
+            format!("{program} eval --checkpoint {directory}"),
+        ];
+    }
+    // Several nodes need their launcher again.
+    let launcher = if launch.ranks > 1 && launch.nodes.len() == 1 {
+        format!(" launch -n {} --", launch.ranks)
+    } else {
+        String::new()
+    };
+    vec![format!(
+        "{program}{launcher} train --resume --output-dir {directory}"
+    )]
 }
 
 /// Prepares the output directory, and its newest checkpoint if the run resumes. Either all ranks

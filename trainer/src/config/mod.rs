@@ -292,6 +292,11 @@ impl TrainConfig {
         parts.join("-")
     }
 
+    /// Returns the name of the model.
+    pub fn model_name(&self) -> &str {
+        &self.model_name
+    }
+
     /// Returns the number of training ranks.
     pub fn num_workers(&self) -> usize {
         self.sync.method.num_workers(self.world_size)

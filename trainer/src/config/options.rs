@@ -28,7 +28,7 @@ const FREE: &[&str] = &[
     "grad-accum-steps", "overlap", "bucket-mib", "servers", "server-placement", "timeout", "epochs", "schedule-epochs",
     "on-non-finite", "max-skipped-steps", "zero-gamma", "new-head", "eval-every-epochs", "patience", "monitor",
     "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps", "log-every-seconds",
-    "log-steps", "warmup-steps", "gradient-noise", "kernels", "convolution",
+    "log-steps", "verbose", "warmup-steps", "gradient-noise", "kernels", "convolution",
 ];
 
 /// Options of labelled images and of their losses, which other tasks do not have.

@@ -32,6 +32,8 @@ pub struct RunSection {
     pub log_every_seconds: u64,
     #[serde(default, skip_serializing_if = "is_off")]
     pub log_steps: bool,
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub verbose: bool,
     pub tensorboard: Option<PathBuf>,
     pub tensorboard_every: Option<u64>,
     pub warmup_steps: u64,

@@ -333,8 +333,15 @@ fn notes_of(split: &impl Samples) -> Vec<String> {
 }
 
 fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
-    let notes = split.notes().iter();
-    notes.for_each(|note| reporter.note(&format!("{}: {note}", split.name())));
+    for note in split.notes() {
+        let note = format!("{}: {note}", split.name());
+        // Drawn shapes only note the seed.
+        if split.name().starts_with("shapes ") {
+            reporter.detail(&note);
+        } else {
+            reporter.note(&note);
+        }
+    }
 }
 
 /// Returns the settings for reading images, with the rank's share of its node's memory and CPUs.

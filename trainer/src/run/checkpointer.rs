@@ -142,19 +142,19 @@ impl Checkpointer {
                 rank => self.receive_residual(rank, reduction.residual.len()),
             });
             let written = store.save(state, &tensors, residuals, &model)?;
-            self.reporter.note(&note(written));
+            self.reporter.detail(&note(written));
             return Ok(());
         }
         let write: Writing = Box::new(move || store.save(state, &tensors, None, &model).map(note));
         match threads::start("checkpoint", write, |write| write()) {
             Ok(thread) => self.writing = Some(thread),
             // The operating system refused a thread.
-            Err(write) => self.reporter.note(&write()?),
+            Err(write) => self.reporter.detail(&write()?),
         }
         Ok(())
     }
 
-    /// Reports a checkpoint that has been written since the last call.
+    /// Reports a checkpoint that has been written since the last call, if the run is verbose.
     pub fn look(&mut self) -> Result<()> {
         if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
             self.finish()?;
@@ -166,7 +166,7 @@ impl Checkpointer {
     pub fn finish(&mut self) -> Result<()> {
         if let Some(thread) = self.writing.take() {
             let written = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-            self.reporter.note(&written);
+            self.reporter.detail(&written);
         }
         Ok(())
     }

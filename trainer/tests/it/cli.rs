@@ -123,7 +123,7 @@ const VALID_FLAGS: [&str; 35] = [
     "--dataset shards --data-dir d --resolution 224 --on-bad-image skip --augment resized-crop",
     "--dataset shards --data-dir d --resolution 160:192@0.65:224@eval --loss binary-cross-entropy --schedule constant --schedule-epochs 20",
     "--recipe imagenet-a3 --data-dir d --epochs 3 --warmup-epochs 1",
-    "--tensorboard d --tensorboard-every 10 --log-every-seconds 60 --log-steps",
+    "--tensorboard d --tensorboard-every 10 --log-every-seconds 60 --log-steps --verbose",
     "--schedule cosine-restarts --restart-epochs 2 --restart-factor 2 --epochs 3",
     "--schedule polynomial --power 0.9 --schedule-epochs 20",
     "--schedule plateau --gamma 0.5 --plateau-patience 0 --plateau-threshold 0",

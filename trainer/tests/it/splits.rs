@@ -302,16 +302,16 @@ fn the_log_says_on_which_images_the_best_model_is_chosen() {
     let text = log("--val-fraction 0.25");
     for words in [
         "78 train, 26 val, 40 test samples",
-        "by val-top1; the test split is measured once",
-        "| best val-top1 ",
+        "best by val-top1; test at the end",
+        "\nbest     val-top1 ",
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let text = log("--monitor val-loss");
     for words in [
-        "by test-loss; the run has no val split",
+        "best by test-loss; no val split",
         "--monitor val-loss: there is no val split",
-        "| best test-loss ",
+        "\nbest     test-loss ",
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }

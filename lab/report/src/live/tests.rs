@@ -227,7 +227,7 @@ fn curves_differ_without_colours_and_a_terminal_of_24_rows_has_room_for_everythi
     let warning = "warning: the file system of the output directory has no locks: two runs in it would not notice it";
     fs::write(
         folder.path().join("train.log"),
-        format!("version 1\n{warning}\nthe last line\n"),
+        format!("run      runs/a | 0.1.0\n{warning}\nthe last line\n"),
     )
     .unwrap();
     let page = shown_within(
@@ -263,7 +263,7 @@ fn before_the_first_epoch_the_scores_of_the_steps_are_drawn() {
     let folder = run();
     let _lock = lock(&folder);
     fs::write(folder.path().join("metrics.jsonl"), "").unwrap();
-    let log = "version 1\nepoch 1 step  10/100 | loss 2.2500 | acc 10.0 % | lr 0.1 |  5.0 ms (data) |   1,234 samples/s\n";
+    let log = "run  a\nepoch 1 step  10/100 | loss 2.2500 | acc 10.0 % | lr 0.1 |  5.0 ms (data) |   1,234 samples/s\n";
     fs::write(folder.path().join("train.log"), log).unwrap();
     let at_step = RunProgress {
         epoch: 0,
@@ -526,9 +526,9 @@ fn named_pipes_among_the_files_are_not_waited_for() {
 fn alerts_are_the_warnings_and_errors_of_this_session_each_once() {
     let folder = run();
     write(&folder, "progress.json", &progress(1));
-    let log = "version 1\nwarning: an old one\nversion 1\nepoch 00 done\nwarning: slow rank\nerror (rank 0): silent\n  rank 1: stopped\nx\n";
+    let log = "run      runs/a | 0.1.0\nwarning: an old one\nrun      runs/a | 0.1.0\nepoch 00 done\nwarning: slow rank\nerror (rank 0): silent\n  rank 1: stopped\nx\n";
     fs::write(folder.path().join("train.log"), log).unwrap();
-    let output = "version 1\nerror: of the session before\nversion 1\nwarning: slow rank\nerror: killed\n  rank 0: y\n";
+    let output = "run      runs/a | 0.1.0\nerror: of the session before\nrun      runs/a | 0.1.0\nwarning: slow rank\nerror: killed\n  rank 0: y\n";
     fs::write(folder.path().join("slurm-7.out"), output).unwrap();
     let live = Live::read(folder.path(), &mut Watched::default()).unwrap();
     assert_eq!(

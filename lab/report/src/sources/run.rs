@@ -310,11 +310,11 @@ fn lines_at_end(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Returns the last lines of a log since the table of options, which begins a session; none if the
+/// Returns the last lines of a log since the head that begins a session; none if the
 /// log cannot be read.
 pub(crate) fn last_session(path: &Path) -> Vec<String> {
     let mut lines = lines_at_end(path);
-    let start = lines.iter().rposition(|line| line.starts_with("version "));
+    let start = lines.iter().rposition(|line| line.starts_with("run  "));
     lines.split_off(start.unwrap_or(0))
 }
 
@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn warnings_in_the_log_of_the_newest_session_are_remarks() {
         let directory = tempfile::tempdir().unwrap();
-        let log = "version 1\nwarning: old\nversion 1\nwarning: uneven\nepoch 1\nwarning: uneven\n";
+        let log = "run  a\nwarning: old\nrun  a\nwarning: uneven\nepoch 1\nwarning: uneven\n";
         fs::write(directory.path().join("train.log"), log).unwrap();
         fs::write(directory.path().join("metrics.jsonl"), "").unwrap();
         let remarks = Run::read(directory.path()).unwrap().remarks;

@@ -11,6 +11,7 @@
 
 mod family;
 mod habits;
+mod help;
 mod optimizer;
 mod predict_scaling;
 mod sections;
@@ -83,16 +84,20 @@ impl<A: Args + Default> CliOf<A> {
             command.mut_args(with_numbers).hide(is_hidden)
         });
         let program = std::env::args_os().next().unwrap_or_default();
-        match Path::new(&program).file_name() {
+        help::grouped(match Path::new(&program).file_name() {
             // clap requires a name with a static lifetime.
             Some(name) => definitions.name(&*name.to_string_lossy().into_owned().leak()),
             None => definitions,
-        }
+        })
     }
 
     /// Returns the typed flags. Exits after `--help`, `--version` or an error.
     pub fn typed(has_images: bool) -> Self {
         let mut definitions = Self::definitions(has_images);
+        let mut own_words = std::env::args_os().take_while(|word| word != "--");
+        if own_words.any(|word| word == "-h") {
+            definitions = help::short(definitions, has_images);
+        }
         if environment(CPU_VARIABLE).is_some_and(|value| value.is_empty()) {
             let without = |flag: Arg| {
                 if flag.get_id() == "cpu" {
@@ -158,7 +163,7 @@ pub type Command = CommandOf<ModelArgs>;
 pub enum CommandOf<A: Args> {
     /// Train a model.
     Train(Box<WithModel<A, TrainArgs>>),
-    /// Measure loss, accuracy and accuracy by class of weights or a checkpoint on one split.
+    /// Measure loss and accuracy of weights or a checkpoint on one split.
     Eval(Box<WithModel<A, EvalArgs>>),
     /// Name the classes of image files.
     Predict(PredictArgs),
@@ -166,9 +171,9 @@ pub enum CommandOf<A: Args> {
     Bench(Box<WithModel<A, BenchArgs>>),
     /// Print the configuration of `train` with the same flags, as TOML for --config.
     Config(Box<WithModel<A, TrainArgs>>),
-    /// Check ranks, CPUs, network, data and disk of a job, on all ranks; exit code 1 on a failure.
+    /// Check ranks, CPUs, network, data and disk of a job; exit code 1 on a failure.
     Doctor(Box<DoctorArgs>),
-    /// Compare a device with the reference: PyTorch's numbers, training, checkpoints, memory.
+    /// Compare a device with the reference: numbers, training, checkpoints, memory.
     Verify(Box<VerifyArgs>),
     /// Repeat the first steps of a run and compare the bits; exit code 3 if they differ.
     VerifyRun(VerifyRunArgs),
@@ -182,12 +187,12 @@ pub enum CommandOf<A: Args> {
     Watch(WatchArgs),
     /// Write a folder of images as tar shards, for --dataset shards.
     Shard(ShardArgs),
-    /// Start a command of this program on N ranks with mpirun, and restart it after failures.
+    /// Start a command on N ranks with mpirun, and restart it after failures.
     Launch(LaunchArgs),
     /// Submit a command of this program to Slurm; show, read or stop its jobs.
     #[command(subcommand)]
     Slurm(SlurmCommand),
-    /// Run a study: a matrix of runs, repeated on a quiet machine, with predictions and a report.
+    /// Run a study: a matrix of runs, repeated on a quiet machine, with a report.
     Study(Box<StudyArgs>),
     /// Compare the same job in Lockstep and in other frameworks, in turn.
     Compare(Box<CompareArgs>),

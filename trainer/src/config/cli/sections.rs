@@ -385,6 +385,10 @@ pub struct RunArgs {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub log_steps: Option<bool>,
 
+    /// Also log phases of steps, memory, checkpoints and the slowest rank [default: off]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub verbose: Option<bool>,
+
     /// Directory for event files of TensorBoard [default: none]
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,

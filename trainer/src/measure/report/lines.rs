@@ -6,15 +6,33 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::config::TrainConfig;
 use crate::measure::metrics::{ScoreSums, StepLine};
 use records::{
     BenchResult, DeviceKernels, EpochRecord, Evaluation, EvaluationByClass, Seconds, SlowestRank,
-    Summary, ThroughputStats, bytes, decimal, grouped,
+    Summary, ThroughputStats, bytes, counted, decimal, grouped,
 };
 
-/// Width of the configuration table, columns.
-const TABLE_WIDTH: usize = 110;
+/// Largest width of a line, columns. Names of files and of classes may be longer.
+pub(crate) const WIDTH: usize = 100;
+
+/// Formats a row of a table: the name, and the cells on as many lines as they need.
+pub(crate) fn row(name: &str, cells: &[String]) -> Vec<String> {
+    let mut lines = vec![format!("{name:8} ")];
+    for (index, cell) in cells.iter().enumerate() {
+        let last = lines.len() - 1;
+        if index > 0 && columns(&lines[last]) + columns(cell) + 3 > WIDTH {
+            lines.push(format!("{:8} {cell}", ""));
+        } else {
+            lines[last].push_str(if index > 0 { " | " } else { "" });
+            lines[last].push_str(cell);
+        }
+    }
+    lines
+}
+
+fn columns(text: &str) -> usize {
+    text.chars().count()
+}
 
 /// Formats seconds as `31.2 s`, and an hour or more as `2 h 05 min`.
 fn seconds(seconds: f64) -> String {
@@ -38,22 +56,30 @@ pub(super) fn left(time: Option<Duration>) -> String {
     }
 }
 
-/// Formats a step: `epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms (data
-/// 0.4 …) | 12,270 samples/s | 31 min left`.
-pub(super) fn step(step: &StepLine) -> String {
+/// Formats a step: `epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms | 1,227
+/// samples/s | 31 min left`. A verbose line ends with the phases. Others leave out the time of the
+/// step, then the learning rate, if the line is too wide.
+pub(super) fn step(step: &StepLine, is_verbose: bool) -> String {
     let running = running(&step.scores, " | ");
     let all = step.steps_per_epoch.to_string();
     let width = all.len();
-    format!(
-        "epoch {} step {:>width$}/{all} | {running} | lr {} | {:6.1} ms ({}) | {:>7} samples/s{}",
-        step.epoch + 1,
-        step.step_in_epoch + 1,
-        records::learning_rate(step.learning_rate),
-        step.duration.as_secs_f64() * 1e3,
-        phases(&step.seconds, 1e3),
-        grouped(images_per_second(step)),
-        left(step.time_left),
-    )
+    let number = step.step_in_epoch + 1;
+    let place = format!(
+        "epoch {} step {number:>width$}/{all} | {running}",
+        step.epoch + 1
+    );
+    let rate = format!(" | lr {}", records::learning_rate(step.learning_rate));
+    let duration = format!(" | {:.1} ms", step.duration.as_secs_f64() * 1e3);
+    let speed = grouped(images_per_second(step));
+    let speed = format!(" | {speed} samples/s{}", left(step.time_left));
+    let line = format!("{place}{rate}{duration}{speed}");
+    if is_verbose {
+        return format!("{line} | {}", phases(&step.seconds, 1e3));
+    }
+    [line, format!("{place}{rate}{speed}")]
+        .into_iter()
+        .find(|line| columns(line) <= WIDTH)
+        .unwrap_or(format!("{place}{speed}"))
 }
 
 /// Formats progress: `eval | batch 12/300 | 31 min left`.
@@ -84,9 +110,9 @@ pub(super) fn bar_message(step: &StepLine) -> String {
 /// first result.
 fn running(scores: &ScoreSums, between: &str) -> String {
     if scores.num_samples == 0 {
-        return "loss      -".to_owned();
+        return "loss -".to_owned();
     }
-    let loss = format!("loss {:6.4}", scores.loss_mean());
+    let loss = format!("loss {:.4}", scores.loss_mean());
     match scores.top1() {
         Some(top1) => format!("{loss}{between}acc {:4.1} %", 100.0 * top1),
         None => loss,
@@ -109,100 +135,120 @@ fn phases(times: &Seconds, scale: f64) -> String {
     )
 }
 
-pub(super) fn metrics(metrics: &BTreeMap<String, f64>) -> String {
-    metrics
-        .iter()
-        .map(|(name, value)| format!(" {name} {value:.4}"))
-        .collect()
+fn metrics(metrics: &BTreeMap<String, f64>) -> impl Iterator<Item = String> {
+    let metrics = metrics.iter();
+    metrics.map(|(name, value)| format!("{name} {value:.4}"))
 }
 
-pub(super) fn epoch(record: &EpochRecord) -> String {
-    let evaluated = match record.evaluation() {
-        Some((split, of)) => format!(
-            "{split} {}{}",
-            scores(of.loss, of.top1.zip(of.top5)),
-            metrics(&of.metrics)
-        ),
-        None => "not evaluated".to_owned(),
+/// Formats an epoch: a line whose `*` marks the best evaluation so far, and a row with what does
+/// not fit there, with what a flag measures, and with the phases if `is_verbose`.
+pub(super) fn epoch(record: &EpochRecord, is_best: bool, is_verbose: bool) -> Vec<String> {
+    let scores = |loss: f64, top1: Option<f64>| match top1 {
+        Some(top1) => format!("loss {loss:.4} {:.2} %", 100.0 * top1),
+        None => format!("loss {loss:.4}"),
     };
-    let train = match record.train_loss {
-        Some(loss) => format!(
-            "{}{}",
-            scores(loss, record.train_top1.zip(record.train_top5)),
-            metrics(&record.train_metrics)
-        ),
-        None => "all steps skipped".to_owned(),
+    let train = record
+        .train_loss
+        .map_or("all steps skipped".to_owned(), |loss| {
+            scores(loss, record.train_top1)
+        });
+    let speed = record.speed().map(|speed| grouped(speed.round() as u64));
+    let speed = speed.as_deref().unwrap_or("-");
+    let time = seconds(record.seconds_total);
+    let mut cells = Vec::new();
+    let mut evaluated = "not evaluated".to_owned();
+    if let Some((split, of)) = record.evaluation() {
+        cells.extend(metrics(&of.metrics));
+        evaluated = format!("{split} {}", scores(of.loss, of.top1));
+    }
+    let line = |further: &str| {
+        let number = record.number();
+        let mark = if is_best { " *" } else { "" };
+        format!(
+            "epoch {number} done | train {train} | {evaluated}{further}{mark} | {speed} samples/s | {time}"
+        )
     };
-    let mut line = format!(
-        "epoch {} done | train {train} | {evaluated} | {:>7} samples/s | {:>7} ({} eval {:4.1} save {:4.1}) | peak {}",
-        record.number(),
-        record
-            .speed()
-            .map_or("-".to_owned(), |speed| grouped(speed.round() as u64)),
-        seconds(record.seconds_total),
-        phases(&record.seconds, 1.0),
-        record.seconds.evaluation,
-        record.seconds.checkpoint,
-        bytes(record.peak_memory_bytes),
+    let mut first = line(
+        &cells
+            .iter()
+            .map(|cell| format!(" {cell}"))
+            .collect::<String>(),
     );
-    if record.num_ranks > 1 {
-        line.push_str(&format!(
-            " | exposed comm {:4.1} % | sent {} a step",
-            100.0 * record.exposed_communication_share,
-            bytes(record.bytes_sent_per_step)
-        ));
+    if columns(&first) <= WIDTH {
+        cells.clear();
+    } else {
+        first = line("");
+    }
+    if is_verbose {
+        let train = metrics(&record.train_metrics);
+        cells.extend(train.map(|metric| format!("train {metric}")));
     }
     if record.compression_error > 0.0 {
-        line.push_str(&format!(
-            " | compression error {:.2} %",
-            100.0 * record.compression_error
-        ));
+        let error = 100.0 * record.compression_error;
+        cells.push(format!("compression error {error:.2} %"));
     }
     if let Some(factor) = record.loss_scale {
-        line.push_str(&format!(
-            " | loss scale {factor}, {} steps skipped",
-            grouped(record.overflowed_steps)
-        ));
+        let skipped = counted(record.overflowed_steps as usize, "step");
+        cells.push(format!("loss scale {factor}, {skipped} skipped"));
     }
     if let Some(joules) = record.joules_per_image {
-        line.push_str(&format!(" | {joules:.3} J a sample"));
+        cells.push(format!("{joules:.3} J a sample"));
     }
     if let Some(noise) = &record.gradient_noise {
-        let size = noise
-            .batch_size
-            .map_or("unknown".to_owned(), |size| grouped(size.round() as u64));
-        line.push_str(&format!(" | noise scale {size} samples"));
+        let size = noise.batch_size.map(|size| grouped(size.round() as u64));
+        let size = size.as_deref().unwrap_or("unknown");
+        cells.push(format!("noise scale {size} samples"));
     }
-    line
+    if is_verbose {
+        cells.push(phases(&record.seconds, 1.0));
+        let Seconds {
+            evaluation,
+            checkpoint,
+            ..
+        } = record.seconds;
+        cells.push(format!("eval {evaluation:.1} save {checkpoint:.1} s"));
+        cells.push(format!("peak {}", bytes(record.peak_memory_bytes)));
+        if record.num_ranks > 1 {
+            let exposed = 100.0 * record.exposed_communication_share;
+            let sent = bytes(record.bytes_sent_per_step);
+            cells.push(format!("exposed comm {exposed:.1} %"));
+            cells.push(format!("sent {sent} a step"));
+        }
+    }
+    let mut lines = vec![first];
+    if !cells.is_empty() {
+        lines.extend(row("", &cells));
+    }
+    lines
 }
 
-fn scores(loss_mean: f64, accuracies: Option<(f64, f64)>) -> String {
-    let loss = format!("loss {loss_mean:6.4}");
-    let Some((top1, top5)) = accuracies else {
-        return loss;
-    };
-    format!(
-        "{loss} top-1 {:5.2} % top-5 {:5.2} %",
-        100.0 * top1,
-        100.0 * top5
-    )
+/// Returns the cells of an evaluation: loss, accuracies with the number of samples, metrics.
+fn evaluation_cells(of: &Evaluation) -> Vec<String> {
+    let mut cells = vec![format!("loss {:.4}", of.loss)];
+    for (name, share, correct) in [
+        ("top-1", of.top1, of.top1_correct),
+        ("top-5", of.top5, of.top5_correct),
+    ] {
+        let Some(share) = share else { continue };
+        let mut cell = format!("{name} {:.2} %", 100.0 * share);
+        if let Some(correct) = correct {
+            let all = grouped(of.num_samples);
+            cell.push_str(&format!(" ({} of {all})", grouped(correct)));
+        }
+        cells.push(cell);
+    }
+    cells.extend(metrics(&of.metrics));
+    cells
 }
 
-pub(super) fn evaluation(name: &str, of: &Evaluation) -> String {
-    let num_samples = grouped(of.num_samples);
-    let counts = match (of.top1_correct, of.top5_correct) {
-        (Some(top1), Some(top5)) => format!(
-            "{} of {num_samples} right, {} among five",
-            grouped(top1),
-            grouped(top5)
-        ),
-        _ => format!("{num_samples} samples"),
-    };
-    format!(
-        "{name} | {} | {counts}{}",
-        scores(of.loss, of.top1.zip(of.top5)),
-        metrics(&of.metrics),
-    )
+pub(super) fn evaluation(name: &str, of: &Evaluation) -> Vec<String> {
+    let mut cells = evaluation_cells(of);
+    if of.top1.is_none() {
+        cells.push(counted(of.num_samples as usize, "sample"));
+    }
+    let mut lines = row("eval", &[name.to_owned()]);
+    lines.extend(row("", &cells));
+    lines
 }
 
 /// Maximum number of rows in a table of classes, and of classes in a printed confusion matrix.
@@ -283,79 +329,70 @@ fn width_of(names: &[&str]) -> usize {
     widths.max().unwrap_or(0)
 }
 
-pub(super) fn finish(summary: &Summary) -> String {
-    let mut line = format!(
-        "{} | {} epochs, {} steps, {} samples",
+/// Formats the end of a run as rows: what was trained, the best and the last or final evaluation.
+pub(super) fn finish(summary: &Summary) -> Vec<String> {
+    let number = |count: u64, noun| counted(count as usize, noun);
+    let time = seconds(summary.seconds_total);
+    let mut cells = vec![
+        number(summary.epochs, "epoch"),
+        number(summary.steps, "step"),
+        number(summary.images, "sample"),
+    ];
+    // The time is that of this session.
+    cells.push(match summary.rank_seconds.first() {
+        Some(root) if root.num_steps < summary.steps => {
+            format!("this session {} in {time}", number(root.num_steps, "step"))
+        }
+        _ => time,
+    });
+    if summary.skipped_steps > 0 {
+        cells.push(format!("{} skipped", number(summary.skipped_steps, "step")));
+    }
+    if let Some(evaluations) = summary.patience_ended_after {
+        let evaluations = number(evaluations, "evaluation");
+        cells.push(format!("patience ended after {evaluations}"));
+    }
+    let mut lines = row(
         if summary.stopped_early {
             "stopped"
         } else {
             "done"
         },
-        grouped(summary.epochs),
-        grouped(summary.steps),
-        grouped(summary.images),
+        &cells,
     );
-    // The times are those of this session.
-    if let Some(root) = summary.rank_seconds.first()
-        && root.num_steps < summary.steps
-    {
-        line.push_str(&format!(
-            "; this session: {} steps",
-            grouped(root.num_steps)
-        ));
-    }
-    line.push_str(&format!(" in {}", seconds(summary.seconds_total)));
-    if summary.skipped_steps > 0 {
-        line.push_str(&format!(
-            " | {} steps skipped",
-            grouped(summary.skipped_steps)
-        ));
-    }
-    if let Some(evaluations) = summary.patience_ended_after {
-        line.push_str(&format!(
-            " | ended after {} evaluations without a better one",
-            grouped(evaluations)
-        ));
-    }
-    let last = summary.final_epoch.as_ref();
-    if let Some((split, scores)) = last.and_then(EpochRecord::evaluation) {
-        line.push_str(&match scores.top1 {
-            Some(top1) => format!(" | {split} top-1 {:5.2} %", 100.0 * top1),
-            None => format!(" | {split} loss {:.4}", scores.loss),
-        });
-    }
     if let Some(best) = &summary.best {
         let value = match best.monitor.ends_with("-top1") {
-            true => format!("{:5.2} %", 100.0 * best.value),
+            true => format!("{:.2} %", 100.0 * best.value),
             false => format!("{:.4}", best.value),
         };
-        line.push_str(&format!(
-            " | best {} {value} after epoch {}",
-            best.monitor,
-            best.epoch + 1
-        ));
+        let best = [
+            format!("{} {value}", best.monitor),
+            format!("epoch {}", best.epoch + 1),
+        ];
+        lines.extend(row("best", &best));
     }
-    if let Some(test) = &summary.test {
-        line.push_str(&format!(
-            " | test of epoch {}: {}",
-            test.epoch + 1,
-            scores(test.scores.loss, test.scores.top1.zip(test.scores.top5))
-        ));
+    let last = summary.final_epoch.as_ref();
+    let last = last.and_then(|last| Some((last.evaluation()?, last.number())));
+    let tested = summary.test.as_ref();
+    let tested = tested.map(|test| (("test", &test.scores), test.epoch + 1));
+    if let Some(((split, scores), epoch)) = tested.or(last) {
+        let mut cells = evaluation_cells(scores);
+        cells.push(format!("epoch {epoch}"));
+        lines.extend(row(split, &cells));
     }
-    line
+    lines
 }
 
-pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> String {
-    format!(
-        "speed | {} +- {} samples/s (min {}, max {}, n = {} steps) | median step {:.1} ms | peak {}",
-        decimal(stats.mean, 1),
-        decimal(stats.sigma, 1),
-        decimal(stats.min, 1),
-        decimal(stats.max, 1),
-        grouped(stats.num_steps),
-        stats.step_milliseconds_median,
-        bytes(peak_memory_bytes),
-    )
+pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> Vec<String> {
+    let mean = decimal(stats.mean, 1);
+    let sigma = decimal(stats.sigma, 1);
+    let steps = counted(stats.num_steps as usize, "step");
+    let cells = [
+        format!("{mean} +- {sigma} samples/s ({steps})"),
+        format!("median step {:.1} ms", stats.step_milliseconds_median),
+        format!("peak {}", bytes(peak_memory_bytes)),
+    ];
+    row("speed", &cells)
 }
 
 /// Returns a row for each kind of kernel, the largest first, and rows for the rest of the step.
@@ -444,7 +481,7 @@ pub fn device_kernels(kernels: &DeviceKernels) -> Vec<String> {
 
 pub(super) fn slowest(slowest: &SlowestRank) -> String {
     format!(
-        "slowest rank {} on {} | {:.1} ms a step without communication, mean of the ranks {:.1} ms",
+        "slowest  rank {} on {} | {:.1} ms a step without communication, mean {:.1} ms",
         slowest.rank,
         slowest.node,
         slowest.own_milliseconds_per_step,
@@ -471,53 +508,6 @@ pub(super) fn staleness(histogram: &[u64]) -> String {
         cells.join(" | "),
         grouped(total)
     )
-}
-
-/// Returns a wrapped row for each section, then sizes that follow from the options.
-///
-/// The last rows are the facts of the launch.
-pub fn configuration(config: &TrainConfig, facts: &[(&str, String)]) -> Vec<String> {
-    let mut rows: Vec<(String, Vec<String>)> = Vec::new();
-    for (path, value) in config.settings() {
-        let (section, key) = path.split_once('.').unwrap_or(("", &path));
-        let cell = format!("{key} {}", value.trim_matches('"'));
-        match rows.last_mut() {
-            Some((last, cells)) if last == section => cells.push(cell),
-            _ => rows.push((section.to_owned(), vec![cell])),
-        }
-    }
-    let batch = &config.batch;
-    let product = format!(
-        "global batch {} = {} a rank * {} accumulated * {} ranks",
-        batch.global_batch_size,
-        config.micro_batch_size(),
-        batch.grad_accum_steps(),
-        config.num_workers()
-    );
-    let peak = format!("learning rate after warmup {}", config.peak_learning_rate());
-    rows.push(("derived".to_owned(), vec![product, peak]));
-    for (name, value) in facts {
-        rows.push(((*name).to_owned(), vec![value.clone()]));
-    }
-    let names: Vec<&str> = rows.iter().map(|(name, _)| name.as_str()).collect();
-    let width = width_of(&names);
-    rows.iter()
-        .flat_map(|(name, cells)| wrapped(name, width, cells))
-        .collect()
-}
-
-fn wrapped(name: &str, width: usize, cells: &[String]) -> Vec<String> {
-    let mut lines = vec![format!("{name:width$}  ")];
-    for (index, cell) in cells.iter().enumerate() {
-        let last = lines.len() - 1;
-        if index > 0 && lines[last].chars().count() + cell.chars().count() + 3 > TABLE_WIDTH {
-            lines.push(format!("{:width$}  {cell}", ""));
-        } else {
-            lines[last].push_str(if index > 0 { " | " } else { "" });
-            lines[last].push_str(cell);
-        }
-    }
-    lines
 }
 
 #[cfg(test)]

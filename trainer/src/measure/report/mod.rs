@@ -13,7 +13,7 @@ pub use records::{bytes, grouped};
 use crate::measure::metrics::StepLine;
 use anyhow::{Context, Result};
 use cluster::output::unless_reader_left;
-use console::Term;
+use console::{Term, style as styled};
 use indicatif::{ProgressBar, ProgressStyle};
 use records::{EpochRecord, EvaluationByClass, Summary, ThroughputStats, file};
 use serde::Serialize;
@@ -62,6 +62,14 @@ impl ConsoleLook {
     }
 }
 
+/// Returns true if stderr is a terminal, unless `NO_COLOR` is set.
+fn has_colored_stderr() -> bool {
+    let columns = Term::stderr()
+        .size_checked()
+        .map_or(0, |(_, columns)| columns);
+    columns > 0 && console::colors_enabled_stderr()
+}
+
 /// Console and log of root, silent on all other ranks. Clones share both.
 #[derive(Clone)]
 pub struct Reporter {
@@ -77,6 +85,10 @@ struct Output {
     /// True if stdout shows step lines. False if stdout is the terminal of the bar.
     has_step_lines: bool,
     bar: Option<ProgressBar>,
+    /// True if stdout and stderr show colours.
+    colors: [bool; 2],
+    /// True with `--verbose`.
+    is_verbose: bool,
     /// Longest time between two step lines.
     line_every: Duration,
     /// Time of the last step line in this session.
@@ -92,6 +104,7 @@ impl Reporter {
         let output = Output {
             has_bars,
             has_step_lines: !(has_bars && io::stdout().is_terminal()),
+            colors: [ConsoleLook::of_stdout().is_colored, has_colored_stderr()],
             ..Output::new(Box::new(io::stdout()), Box::new(io::stderr()))
         };
         Self {
@@ -117,15 +130,24 @@ impl Reporter {
         Ok(())
     }
 
-    /// Sets the longest time between two lines of steps. Default: ten seconds.
-    pub fn set_line_every(&self, line_every: Duration) {
+    /// Sets the longest time between two lines of steps, by default ten seconds, and whether
+    /// details are printed, by default not.
+    pub fn set_lines(&self, line_every: Duration, is_verbose: bool) {
         if let Some(mut output) = self.lock() {
             output.line_every = line_every;
+            output.is_verbose = is_verbose;
         }
     }
 
     pub fn note(&self, text: &str) {
         if let Some(mut output) = self.lock() {
+            output.line(text);
+        }
+    }
+
+    /// Prints a line if the run is verbose.
+    pub fn detail(&self, text: &str) {
+        if let Some(mut output) = self.lock().filter(|output| output.is_verbose) {
             output.line(text);
         }
     }
@@ -178,7 +200,7 @@ impl Reporter {
         }
         if is_due {
             output.last_step_line = Some(Instant::now());
-            let line = lines::step(step);
+            let line = lines::step(step, output.is_verbose);
             if output.has_step_lines {
                 output.line(&line);
             } else {
@@ -187,14 +209,17 @@ impl Reporter {
         }
     }
 
-    /// Prints the line of an epoch and removes the bar.
+    /// Prints the lines of an epoch, the best so far if `is_best`, and removes the bar.
     ///
     /// Opens the log again if it was replaced or removed.
-    pub fn epoch(&self, record: &EpochRecord) {
+    pub fn epoch(&self, record: &EpochRecord, is_best: bool) {
         if let Some(mut output) = self.lock() {
             output.clear_bar();
             output.follow_log();
-            output.line(&lines::epoch(record));
+            for line in lines::epoch(record, is_best, output.is_verbose) {
+                let mark = format!(" {} ", output.green("*"));
+                output.line_as(&line.replacen(" * ", &mark, 1), &line);
+            }
         }
     }
 
@@ -257,28 +282,36 @@ impl Reporter {
 
     /// Prints the scores of an evaluation, over all classes and of each.
     pub fn evaluation(&self, name: &str, by_class: &EvaluationByClass) {
-        self.note(&lines::evaluation(name, &by_class.scores));
+        self.notes(&lines::evaluation(name, &by_class.scores));
         self.notes(&lines::classes(by_class));
     }
 
     /// Prints a measured speed, with a warning if the steps vary.
     pub fn speed(&self, stats: &ThroughputStats, peak_memory_bytes: u64) {
-        self.note(&lines::speed(stats, peak_memory_bytes));
+        self.notes(&lines::speed(stats, peak_memory_bytes));
         if stats.whole_batch_variation > UNEVEN_SHARE {
             self.warn(&format!(
-                "step speeds vary by {:.0} %: other programs may share the CPUs; leave cores free, pin the ranks (mpirun --bind-to core) or \
-                 lower --threads",
+                "step speeds vary by {:.0} %; other programs may use the CPUs: bind ranks or lower --threads",
                 100.0 * stats.whole_batch_variation
             ));
         }
     }
 
-    /// Prints the end of a run, with warnings for uneven steps and ranks.
-    pub fn finish(&self, summary: &Summary) {
+    /// Prints the end of a run in `directory`, with warnings for uneven steps and ranks. `next` are
+    /// commands for the run.
+    pub fn finish(&self, summary: &Summary, directory: Option<&Path>, next: &[String]) {
         if let Some(mut output) = self.lock() {
             output.clear_bar();
+            for line in lines::finish(summary) {
+                let is_best = line.starts_with("best ");
+                let shown = if is_best {
+                    output.green(&line)
+                } else {
+                    line.clone()
+                };
+                output.line_as(&shown, &line);
+            }
         }
-        self.note(&lines::finish(summary));
         if let Some(stats) = &summary.images_per_second {
             self.speed(stats, summary.peak_memory_bytes);
         }
@@ -286,7 +319,7 @@ impl Reporter {
             self.note(&lines::staleness(histogram));
         }
         if let Some(slowest) = &summary.slowest_rank {
-            self.note(&lines::slowest(slowest));
+            self.detail(&lines::slowest(slowest));
             let excess =
                 slowest.own_milliseconds_per_step / slowest.mean_milliseconds_per_step - 1.0;
             if excess > UNEVEN_SHARE {
@@ -298,6 +331,13 @@ impl Reporter {
                     100.0 * excess
                 ));
             }
+        }
+        if let Some(directory) = directory {
+            self.notes(&lines::row("files", &[directory.display().to_string()]));
+        }
+        for (index, command) in next.iter().enumerate() {
+            let name = if index == 0 { "next" } else { "" };
+            self.notes(&lines::row(name, std::slice::from_ref(command)));
         }
         self.note(&format!("parameters sha256 {}", summary.parameter_hash));
     }
@@ -336,6 +376,8 @@ impl Output {
             has_bars: false,
             has_step_lines: true,
             bar: None,
+            colors: [false; 2],
+            is_verbose: false,
             line_every: LINE_EVERY,
             last_step_line: None,
             tenths: 0,
@@ -346,22 +388,34 @@ impl Output {
     // training run.
 
     fn line(&mut self, text: &str) {
-        let mut write = || drop(one_write(&mut self.console, text));
+        self.line_as(text, text);
+    }
+
+    /// Writes a line that the console shows in colours, and the log without.
+    fn line_as(&mut self, shown: &str, logged: &str) {
+        let mut write = || drop(one_write(&mut self.console, shown));
         match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),
         }
-        self.log_line(text);
+        self.log_line(logged);
     }
 
     fn warn(&mut self, text: &str) {
-        let line = format!("warning: {text}");
-        let mut write = || drop(one_write(&mut self.warnings, &line));
+        let name = styled("warning:").yellow().force_styling(self.colors[1]);
+        let mut write = || drop(one_write(&mut self.warnings, &format!("{name} {text}")));
         match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),
         }
-        self.log_line(&line);
+        self.log_line(&format!("warning: {text}"));
+    }
+
+    fn green(&self, text: &str) -> String {
+        styled(text)
+            .green()
+            .force_styling(self.colors[0])
+            .to_string()
     }
 
     fn log_line(&mut self, text: &str) {
@@ -443,10 +497,12 @@ pub fn alarm(message: &str) {
 
 /// Prints on stderr the error that ended the program. Any rank prints, as root may have exited.
 pub fn failure(rank: Option<usize>, error: &anyhow::Error) {
-    alarm(&match rank {
-        Some(rank) => format!("error (rank {rank}): {error:#}"),
-        None => format!("error: {error:#}"),
-    });
+    let name = match rank {
+        Some(rank) => format!("error (rank {rank}):"),
+        None => "error:".to_owned(),
+    };
+    let name = styled(name).red().force_styling(has_colored_stderr());
+    alarm(&format!("{name} {error:#}"));
 }
 
 /// Writes a line in one call: a launcher may insert lines of other ranks between two calls.

@@ -1,8 +1,6 @@
 //! Tests of the console and the log of a run.
 
 use super::*;
-use crate::config::TrainConfig;
-use crate::config::cli::TrainArgs;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::metrics::throughput;
 use crate::measure::metrics::{record, sums};
@@ -100,44 +98,61 @@ fn control_characters_of_names_are_escaped_and_letters_of_any_script_kept() {
 }
 
 #[test]
-fn a_step_line_has_fixed_columns_with_units() {
+fn a_step_line_has_units_and_a_hundred_columns_at_most_unless_verbose() {
+    let short = StepLine {
+        steps_per_epoch: 390,
+        ..step_line(116)
+    };
     assert_eq!(
-        lines::step(&step_line(1171)),
-        "epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 |   41.7 ms \
-         (data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3) |  12,278 samples/s | 31 min left"
+        lines::step(&short, true),
+        "epoch 4 step 117/390 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 41.7 ms | 12,278 samples/s \
+         | 31 min left | data  0.4 fwd  13.1 bwd  22.0 comm  3.9 opt  2.3"
     );
+    assert_eq!(
+        lines::step(&step_line(1171), false),
+        "epoch 4 step 1172/3900 | loss 1.2046 | acc 56.3 % | lr 0.0921 | 12,278 samples/s | 31 min left",
+        "the speed implies the time of a step"
+    );
+    let quick = StepLine {
+        time_left: Some(Duration::from_secs(5)),
+        ..short
+    };
+    assert!(lines::step(&quick, false).contains(" | 41.7 ms | "));
+    let long = StepLine {
+        epoch: 99,
+        steps_per_epoch: 50_000,
+        time_left: Some(Duration::from_secs(180_000)),
+        ..step_line(0)
+    };
+    assert!(lines::step(&long, false).chars().count() <= 100);
     let nothing = StepLine {
         scores: ScoreSums::default(),
         ..step_line(0)
     };
-    assert!(
-        lines::step(&nothing).contains("| loss      - | lr"),
-        "{}",
-        lines::step(&nothing)
-    );
-    let mut slow = step_line(3899);
-    slow.learning_rate = 1e-5;
-    slow.duration = Duration::from_millis(1234);
-    assert_eq!(
-        lines::step(&slow).find("samples/s"),
-        lines::step(&step_line(0)).find("samples/s")
-    );
+    assert!(lines::step(&nothing, false).contains("| loss - | lr"));
 }
 
 #[test]
-fn an_epoch_line_has_train_test_speed_phases_and_memory() {
+fn an_epoch_line_marks_the_best_and_its_details_have_a_line_of_their_own() {
+    let line = "epoch 4 done | train loss 0.5000 60.00 % | test loss 0.5000 70.00 %";
+    let end = " | 5 samples/s | 3.0 s";
+    let of = |record: &EpochRecord| lines::epoch(record, false, false);
+    assert_eq!(of(&record(3, Some(7))), [format!("{line}{end}")]);
+    let best = lines::epoch(&record(3, Some(7)), true, true);
     assert_eq!(
-        lines::epoch(&record(3, Some(7))),
-        "epoch 4 done | train loss 0.5000 top-1 60.00 % top-5 90.00 % | test loss 0.5000 top-1 70.00 % top-5 90.00 % \
-         |       5 samples/s |   3.0 s (data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 eval  0.0 save  0.0) | peak 200 MiB"
+        best,
+        [
+            &format!("{line} *{end}"),
+            "         data  0.0 fwd   0.5 bwd   1.0 comm  0.0 opt  0.0 | eval 0.0 save 0.0 s | peak 200 MiB"
+        ]
     );
-    assert!(lines::epoch(&record(3, None)).contains("| not evaluated |"));
+    assert!(of(&record(3, None))[0].contains("| not evaluated |"));
     let unmeasured = EpochRecord {
         images_per_second: 0.0,
         ..record(3, None)
     };
     assert!(
-        lines::epoch(&unmeasured).contains(" |       - samples/s |"),
+        of(&unmeasured)[0].contains(" | - samples/s |"),
         "as of a start that made no step of the epoch"
     );
     let noise = GradientNoise {
@@ -147,12 +162,41 @@ fn an_epoch_line_has_train_test_speed_phases_and_memory() {
     let measured = EpochRecord {
         joules_per_image: Some(0.25),
         gradient_noise: Some(noise),
+        loss_scale: Some(1024),
+        overflowed_steps: 1,
         ..record(3, None)
     };
-    let line = lines::epoch(&measured);
+    assert_eq!(
+        of(&measured)[1],
+        "         loss scale 1024, 1 step skipped | 0.250 J a sample | noise scale 1,234 samples"
+    );
+}
+
+#[test]
+fn metrics_of_a_task_follow_the_loss_or_have_a_line_of_their_own() {
+    let of = |names: &[&str]| {
+        let metrics = names.iter().map(|name| ((*name).to_owned(), 0.25));
+        let scores = Evaluation {
+            loss: 0.5,
+            metrics: metrics.collect(),
+            ..Evaluation::default()
+        };
+        let record = EpochRecord {
+            val: Some(scores),
+            ..record(0, None)
+        };
+        lines::epoch(&record, true, false)
+    };
+    let one = of(&["iou"]);
     assert!(
-        line.ends_with(" | 0.250 J a sample | noise scale 1,234 samples"),
-        "{line}"
+        one[0].contains("| val loss 0.5000 iou 0.2500 * |") && one.len() == 1,
+        "{one:?}"
+    );
+    let three = of(&["accuracy", "dice", "iou"]);
+    assert!(three[0].contains("| val loss 0.5000 * |"), "{three:?}");
+    assert_eq!(
+        three[1],
+        "         accuracy 0.2500 | dice 0.2500 | iou 0.2500"
     );
 }
 
@@ -177,7 +221,7 @@ fn the_first_step_has_a_line_and_one_after_ten_seconds_without_one() {
         .collect();
     assert_eq!(shown, ["   1", "1000", "1501", "2000", "3000"]);
     assert!(!reporter.is_step_due());
-    reporter.set_line_every(Duration::ZERO);
+    reporter.set_lines(Duration::ZERO, false);
     assert!(reporter.is_step_due());
     assert!(
         !Reporter::new(false).is_step_due(),
@@ -232,9 +276,9 @@ fn a_log_that_was_replaced_is_opened_again_at_the_next_epoch() {
     let path = directory.path().join("train.log");
     let (reporter, _, warnings) = reporter();
     reporter.log_to(&path).unwrap();
-    reporter.epoch(&record(0, None));
+    reporter.epoch(&record(0, None), false);
     fs::rename(&path, path.with_extension("1")).unwrap();
-    (1..3).for_each(|epoch| reporter.epoch(&record(epoch, None)));
+    (1..3).for_each(|epoch| reporter.epoch(&record(epoch, None), false));
     let text = fs::read_to_string(&path).unwrap();
     assert_eq!(text.matches("epoch ").count(), 2, "{text}");
     assert!(
@@ -245,7 +289,7 @@ fn a_log_that_was_replaced_is_opened_again_at_the_next_epoch() {
     assert_eq!(text.matches("warning: ").count(), 1, "{text}");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    (3..5).for_each(|epoch| reporter.epoch(&record(epoch, None)));
+    (3..5).for_each(|epoch| reporter.epoch(&record(epoch, None), false));
     assert_eq!(
         warnings
             .text()
@@ -265,24 +309,32 @@ fn other_ranks_print_nothing() {
 }
 
 #[test]
-fn the_configuration_is_a_table_that_holds_every_option() {
-    let config = TrainConfig::resolve(&TrainArgs::default(), 4).unwrap();
-    let table = lines::configuration(&config, &[("ranks", "4 on 2 nodes".to_owned())]);
-    let text = table.join("\n");
-    for (path, value) in config.settings() {
-        let (_, key) = path.split_once('.').unwrap();
-        assert!(
-            text.contains(&format!("{key} {}", value.trim_matches('"'))),
-            "{path} is not in\n{text}"
-        );
-    }
+fn details_are_printed_if_the_run_is_verbose() {
+    let (reporter, console, _) = reporter();
+    reporter.detail("not asked for");
+    reporter.set_lines(LINE_EVERY, true);
+    reporter.detail("asked for");
+    assert_eq!(console.text(), "asked for\n");
+}
+
+#[test]
+fn a_terminal_has_colours_and_the_log_has_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("train.log");
+    let (reporter, console, warnings) = reporter();
+    reporter.log_to(&path).unwrap();
+    reporter.lock().unwrap().colors = [true; 2];
+    reporter.epoch(&record(0, Some(7)), true);
+    reporter.warn("slow disk");
     assert!(
-        text.contains("global batch 64 = 16 a rank * 1 accumulated * 4 ranks"),
-        "{text}"
+        console
+            .text()
+            .contains(" \u{1b}[32m*\u{1b}[0m | 5 samples/s")
     );
-    assert!(text.contains("ranks        4 on 2 nodes"), "{text}");
+    assert_eq!(warnings.text(), "\u{1b}[33mwarning:\u{1b}[0m slow disk\n");
+    let text = fs::read_to_string(&path).unwrap();
     assert!(
-        table.iter().all(|line| line.chars().count() <= 110),
+        text.contains(" * | 5") && text.ends_with("\nwarning: slow disk\n"),
         "{text}"
     );
 }
@@ -290,21 +342,21 @@ fn the_configuration_is_a_table_that_holds_every_option() {
 #[test]
 fn the_end_warns_of_a_slow_rank_and_only_then() {
     let (reporter, console, warnings) = reporter();
-    reporter.finish(&summary(41.0));
+    let next = ["trainer report runs/a", "trainer eval --checkpoint runs/a"].map(str::to_owned);
+    reporter.finish(&summary(41.0), Some(Path::new("runs/a")), &next);
     assert_eq!(warnings.text(), "");
-    let text = console.text();
-    assert!(
-        text.contains(
-            "done | 5 epochs, 785 steps, 50,000 samples in 83.1 s | test top-1 90.00 % | best test-top1 100.00 % after epoch 4"
-        ),
-        "{text}"
+    assert_eq!(
+        console.text(),
+        "done     5 epochs | 785 steps | 50,000 samples | 83.1 s\n\
+         best     test-top1 100.00 % | epoch 4\n\
+         test     loss 0.5000 | top-1 90.00 % (9 of 10) | top-5 90.00 % (9 of 10) | epoch 5\n\
+         speed    640.0 +- 0.0 samples/s (4 steps) | median step 100.0 ms | peak 412 MiB\n\
+         files    runs/a\n\
+         next     trainer report runs/a\n\
+         \x20        trainer eval --checkpoint runs/a\n\
+         parameters sha256 ab12\n"
     );
-    assert!(
-        text.contains("640.0 +- 0.0 samples/s (min 640.0, max 640.0, n = 4 steps) | median step 100.0 ms | peak 412 MiB"),
-        "{text}"
-    );
-    assert!(text.ends_with("parameters sha256 ab12\n"), "{text}");
-    reporter.finish(&summary(60.0));
+    reporter.finish(&summary(60.0), None, &[]);
     assert!(
         warnings
             .text()
@@ -315,7 +367,7 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
 }
 
 #[test]
-fn the_last_line_of_a_run_with_a_val_split_has_the_best_model_and_its_test() {
+fn the_end_of_a_run_with_a_val_split_has_the_best_model_and_its_test() {
     let of = record(4, Some(9));
     let best = Some(Best {
         epoch: 3,
@@ -339,9 +391,14 @@ fn the_last_line_of_a_run_with_a_val_split_has_the_best_model_and_its_test() {
         patience_ended_after: Some(4),
         ..summary(41.0)
     };
-    let line = lines::finish(&summary);
-    let expected = " | ended after 4 evaluations without a better one | val top-1 90.00 % | best val-loss 0.2500 after epoch 4 | test of epoch 4: loss 0.5000 top-1 87.50 % top-5 100.00 %";
-    assert!(line.ends_with(expected), "{line}");
+    assert_eq!(
+        lines::finish(&summary),
+        [
+            "done     5 epochs | 785 steps | 50,000 samples | 83.1 s | patience ended after 4 evaluations",
+            "best     val-loss 0.2500 | epoch 4",
+            "test     loss 0.5000 | top-1 87.50 % | top-5 100.00 % | epoch 4",
+        ]
+    );
 }
 
 #[test]
@@ -393,7 +450,7 @@ fn staleness_is_printed_as_a_histogram_with_its_mean() {
 }
 
 #[test]
-fn the_last_line_has_the_time_and_the_steps_of_the_session() {
+fn the_end_has_the_time_and_the_steps_of_the_session() {
     let of_root = |num_steps| {
         vec![RankSeconds {
             num_steps,
@@ -401,19 +458,18 @@ fn the_last_line_has_the_time_and_the_steps_of_the_session() {
         }]
     };
     let line = |rank_seconds| {
-        lines::finish(&Summary {
+        let summary = Summary {
             rank_seconds,
+            stopped_early: true,
+            epochs: 1,
             ..summary(40.0)
-        })
+        };
+        lines::finish(&summary).remove(0)
     };
-    assert!(
-        line(of_root(785)).starts_with("done | 5 epochs, 785 steps, 50,000 samples in 83.1 s |"),
-        "{}",
-        line(of_root(785))
-    );
-    assert!(
-        line(of_root(157)).contains("50,000 samples; this session: 157 steps in 83.1 s |"),
-        "{}",
-        line(of_root(157))
+    let totals = "stopped  1 epoch | 785 steps | 50,000 samples";
+    assert_eq!(line(of_root(785)), format!("{totals} | 83.1 s"));
+    assert_eq!(
+        line(of_root(157)),
+        format!("{totals} | this session 157 steps in 83.1 s")
     );
 }

@@ -9,13 +9,15 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use datasets::{LoadedStep, Loader, LoaderConfig, Samples, ShardConfig, ShardPlan, threads};
 use distributed::watchdog::Phase;
-use layers::timing::kernel_times;
-use records::Seconds;
+use layers::timing::{KernelCalls, kernel_times};
+use records::{Seconds, bytes};
 
 use super::Training;
 use crate::config::{BatchNormKind, OnNonFinite};
 use crate::measure::gather::total_scores_with;
 use crate::measure::metrics::{ScoreSums, StepLine};
+use crate::measure::process_memory::peak_memory_bytes;
+use crate::measure::report::lines;
 use crate::model::family::seed_draws;
 use crate::model::input::Input;
 use crate::run::checkpoint::Progress;
@@ -82,8 +84,17 @@ impl<'run, T: Task> Training<'run, T> {
             let due = self.due(&epoch);
             let (context, loaded) = self.next(&mut epoch, &due)?;
             let num_samples = loaded.global_num_samples as u64;
+            let micro_batches = loaded.micro_batches.iter();
+            let own_num_samples: usize = micro_batches.map(|micro| micro.num_samples).sum();
             let timer = &self.times.timer;
-            let end = self.stepper.step(&session.task, context, loaded, timer)?;
+            let step = || self.stepper.step(&session.task, context, loaded, timer);
+            let end = if self.progress.step == self.first_step {
+                let (end, calls) = KernelCalls::of(step);
+                self.multiply_adds = calls.multiply_adds() / own_num_samples.max(1) as f64;
+                end?
+            } else {
+                step()?
+            };
             stopped = end.stop;
             self.end_step(&mut epoch, &due, &context, end, (start, num_samples))?;
         }
@@ -192,7 +203,7 @@ impl<'run, T: Task> Training<'run, T> {
             global_num_samples,
             time_left: None,
         };
-        self.note_share_of_kernels(&line.seconds);
+        self.note_cost(&line.seconds);
         line.time_left = self.progress_file.step(&line, due.number);
         session.reporter.step(&line, should_log || due.end);
         if let Some(log) = &mut self.step_log {
@@ -258,29 +269,34 @@ impl<'run, T: Task> Training<'run, T> {
         }
     }
 
-    /// Reports once, after the session's second step on a CPU, the share of the passes that burn's
-    /// own operations took, if it is large.
-    fn note_share_of_kernels(&mut self, seconds: &Seconds) {
+    /// Reports once, after the session's second step, the memory and the multiply-adds of a step;
+    /// on a CPU also the share of the passes that burn's operations took, if it is large.
+    fn note_cost(&mut self, seconds: &Seconds) {
         const WORTH_A_NOTE: f64 = 0.1;
         let in_kernels: f64 = kernel_times().iter().map(|kernel| kernel.seconds).sum();
         let first = self.first_step;
         if self.progress.step == first {
             self.seconds_in_kernels = in_kernels;
         }
+        if self.progress.step != first + 1 {
+            return;
+        }
+        let mut cells = vec![format!("peak {}", bytes(peak_memory_bytes()))];
+        if self.multiply_adds > 0.0 {
+            let millions = self.multiply_adds / 1e6;
+            cells.push(format!(
+                "{millions:.1} M multiply-adds/sample (conv + norm)"
+            ));
+        }
         let config = self.session.config;
         // A synchronised norm waits for other ranks in the passes.
         let waits = config.batch.batch_norm == BatchNormKind::Sync && config.num_workers() > 1;
-        if self.progress.step != first + 1 || waits || config.compute.device.launches_kernels() {
-            return;
-        }
         let passes = seconds.forward + seconds.backward;
         let share = 1.0 - (in_kernels - self.seconds_in_kernels) / passes.max(f64::MIN_POSITIVE);
-        if share > WORTH_A_NOTE {
-            self.session.reporter.note(&format!(
-                "{:.0} % of the forward and backward pass is outside Lockstep's kernels, in operations of burn and of the model itself; `bench` lists the rest",
-                100.0 * share
-            ));
+        if share > WORTH_A_NOTE && !waits && !config.compute.device.launches_kernels() {
+            cells.push(format!("{:.0} % outside Lockstep's kernels", 100.0 * share));
         }
+        self.session.reporter.notes(&lines::row("step", &cells));
     }
 
     /// Returns the context of the next step. All replicas synchronise after it if it `must_sync`,
@@ -363,7 +379,7 @@ impl<'run, T: Task> Training<'run, T> {
             }
             (StepOutcome::Overflowed(scale), _) if scale.num_overflows().is_power_of_two() => {
                 reporter.note(&format!(
-                    "step {}: gradients overflowed, step skipped on all ranks; loss scale halved to {}, {} skipped so far",
+                    "step {}: gradients overflowed, step skipped; loss scale halved to {}, {} skipped so far",
                     self.progress.step,
                     scale.factor(),
                     records::counted(scale.num_overflows() as usize, "step")

@@ -112,7 +112,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         directory.begin(config, session.manifest, true)?;
     }
     let hashes = HashRecorder::of_run(config, session.directory, progress.step, keeps_course);
-    reporter.note(&format!("gradients {}", stepper.gradient_route()));
+    reporter.detail(&format!("gradients {}", stepper.gradient_route()));
     warnings.extend(vain_compression(&config.sync.method, || {
         stepper.reduction_state()
     }));
@@ -142,6 +142,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         noise: NoiseSums::default(),
         noted_refused_threads: false,
         seconds_in_kernels: 0.0,
+        multiply_adds: 0.0,
         epoch_start: Instant::now(),
         test: None,
     };
@@ -208,6 +209,8 @@ struct Training<'a, T: Task> {
     noted_refused_threads: bool,
     /// Time in Lockstep's CPU kernels until the end of the session's first step.
     seconds_in_kernels: f64,
+    /// Multiply-adds of Lockstep's CPU kernels for a sample of the session's first step.
+    multiply_adds: f64,
     /// When this session began the epoch.
     epoch_start: Instant,
     /// Scores of the best model on the test split, in a run with a val split.
@@ -253,9 +256,10 @@ impl<T: Task> Training<'_, T> {
         self.progress.epoch_seconds + self.epoch_start.elapsed().as_secs_f64()
     }
 
-    /// Reports the epoch and writes its record, on root.
+    /// Reports the epoch, which has the best evaluation so far if `is_best`, and writes its record,
+    /// on root.
     /// Collective: all ranks.
-    fn record(&mut self, scores: Option<records::Evaluation>) -> Result<()> {
+    fn record(&mut self, scores: Option<records::Evaluation>, is_best: bool) -> Result<()> {
         let seconds_total = self.epoch_seconds();
         let session = self.session;
         let communicator = &*session.communicator;
@@ -305,7 +309,7 @@ impl<T: Task> Training<'_, T> {
         if let Some(directory) = session.directory {
             directory.expect_in_place()?;
         }
-        session.reporter.epoch(&record);
+        session.reporter.epoch(&record, is_best);
         if let Some(metrics) = &mut self.metrics
             && let Some(warning) = metrics.append(&record)?
         {
@@ -365,7 +369,7 @@ impl<T: Task> Training<'_, T> {
             None => None,
         };
         let is_best = figure.is_some_and(|figure| rule.note(&mut self.progress, figure));
-        self.record(scores)?;
+        self.record(scores, is_best)?;
         if let Some(figure) = figure
             && (self.schedule).note(&mut self.progress.plateau, figure, rule.lower_is_better())
         {
