@@ -55,8 +55,8 @@ enum Command {
     Chaos(chaos::ChaosArgs),
     /// Check the rules of this workspace that no compiler checks.
     Tidy(tidy::TidyArgs),
-    /// Write the reference of the book, and build the book if mdbook is installed.
-    Book,
+    /// Write the reference and the figures of the book, and build it if mdbook is installed.
+    Book(book::BookArgs),
     /// Pack the programs of a release, or the crates; uploads nothing.
     Dist(packing::DistArgs),
 }
@@ -80,7 +80,7 @@ fn run(command: &Command) -> Outcome {
         Command::Cluster(command) => command.run(),
         Command::Chaos(args) => args.run(),
         Command::Tidy(args) => args.run(),
-        Command::Book => book::run(),
+        Command::Book(args) => args.run(),
         Command::Dist(args) => args.run(),
     }
 }

@@ -26,7 +26,7 @@ const BROWSERS: [&str; 4] = [
 ];
 
 /// No network, no first-run pages, no process after the end.
-const BROWSER_FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic \
+pub(crate) const BROWSER_FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-quic \
     --disable-dev-shm-usage --no-first-run --disable-background-networking \
     --disable-component-update --disable-sync --hide-scrollbars --allow-file-access-from-files \
     --enable-logging=stderr --v=0";
@@ -77,7 +77,7 @@ const CHECKS: [Check; 7] = [
 const TRAIN: &str = "train --model resnet8 --shapes-train 64 --shapes-test 20 \
     --global-batch-size 32 --epochs 2 --threads 1";
 
-fn browser() -> Option<PathBuf> {
+pub(crate) fn browser() -> Option<PathBuf> {
     BROWSERS.into_iter().find_map(probe::program)
 }
 
@@ -150,7 +150,7 @@ fn shows_every_third_step(suite: &Suite) -> Checked {
 }
 
 /// Returns a Python that can import TensorBoard; installs it into `target/tensorboard` if allowed.
-fn python(may_install: bool) -> Checked<PathBuf> {
+pub(crate) fn python(may_install: bool) -> Checked<PathBuf> {
     stages::script("tensorboard", may_install, Mpi::Without, None)?;
     Ok(cargo::target_folder().join("tensorboard/bin/python"))
 }

@@ -1,14 +1,24 @@
 //! `cargo xtask book`: pages of the book that are made from the program, then the book itself.
 //!
-//! In: the trainer's flags, the structs of its files. Out: `docs/reference/flags.md` and `keys.md`;
-//! with mdbook also `book/`. Invariant: tests compare the committed pages with those written here.
+//! In: the trainer's flags, the structs of its files, `docs/results`. Out: the pages `flags.md` and
+//! `keys.md`, blocks of other pages, charts; with mdbook also `book/`.
+//! Invariant: tests compare the committed pages with those written here.
 
+mod blocks;
+mod chart;
 pub(crate) mod commands;
+mod drawing;
 mod keys;
+mod pictures;
+mod results;
+mod table;
+
+pub(crate) use blocks::{BEGIN, END};
 
 use std::fs;
 use std::process::Command;
 
+use clap::Args;
 use cluster::failure::Outcome;
 use cluster::{probe, process};
 
@@ -19,11 +29,32 @@ use crate::setup::Found;
 const REFERENCE: &str = "docs/reference";
 const KEYS_PAGE: &str = "docs/reference/keys.md";
 
+/// Flags of `cargo xtask book`.
+#[derive(Debug, Args)]
+pub(crate) struct BookArgs {
+    /// Make the pictures in docs/figures again, with Chromium and TensorBoard
+    #[arg(long)]
+    pictures: bool,
+}
+
+impl BookArgs {
+    pub(crate) fn run(&self) -> Outcome {
+        run(self.pictures)
+    }
+}
+
 /// Writes the pages and builds the book.
-pub(crate) fn run() -> Outcome {
+fn run(with_pictures: bool) -> Outcome {
     let page = cargo::root().join(KEYS_PAGE);
     fs::write(&page, keys::page(cargo::root())?).map_err(at(&page))?;
-    let mut flags = Command::new(cargo::trainer(Mpi::of(&Found::look()))?);
+    for (file, text) in blocks::files(cargo::root())? {
+        fs::write(&file, text).map_err(at(&file))?;
+    }
+    let trainer = cargo::trainer(Mpi::of(&Found::look()))?;
+    if with_pictures {
+        pictures::run(&trainer)?;
+    }
+    let mut flags = Command::new(trainer);
     flags.args(["man", "--markdown", REFERENCE]);
     flags.current_dir(cargo::root());
     process::run(flags)?;
@@ -81,6 +112,18 @@ mod tests {
             r#"<a href="a.html"> <a href="../B.html#c"> <a href="../no.html"> <a href="../d.rs">"#;
         let linked = with_pages_outside(text, |name| name == "B");
         assert_eq!(linked, text.replace("B.html", "B.md"));
+    }
+
+    #[test]
+    fn figures_of_pages_are_those_of_the_results() {
+        for (file, text) in blocks::files(cargo::root()).unwrap() {
+            let committed = fs::read_to_string(&file).unwrap_or_default();
+            assert!(
+                committed == text,
+                "{} is out of date: run `cargo xtask book`",
+                file.display()
+            );
+        }
     }
 
     #[test]

@@ -182,7 +182,7 @@ fn fragment(passage: &Passage) -> Option<Finding> {
 fn long_lines(passage: &Passage, file: &File) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (line, text) in &passage.lines {
-        let written = without_links(&file.lines[line - 1]);
+        let written = without_links(&without_html_comments(&file.lines[line - 1]));
         let columns = written.chars().count();
         let mut add = |message| findings.push(Finding::at(line - 1, message));
         match passage.kind {
@@ -205,6 +205,15 @@ fn long_lines(passage: &Passage, file: &File) -> Vec<Finding> {
         }
     }
     findings
+}
+
+fn without_html_comments(line: &str) -> String {
+    let mut parts = line.split("<!--");
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        kept.push_str(part.split_once("-->").map_or("", |(_, after)| after));
+    }
+    kept
 }
 
 fn without_links(line: &str) -> String {
@@ -291,6 +300,8 @@ fn tells() { f(\"beside\", \"d beside e\"); } // Nobody\n";
         let link = format!("[a](b{})", "x".repeat(99));
         let text = format!("{long}\n\n{link}\n\n```\n{long}\n```\n");
         assert_eq!(lines("a.md", &text), [1]);
+        let text = format!("A <!-- {long} -->b<!-- end --> c.\n");
+        assert_eq!(lines("a.md", &text), [0; 0]);
         let text = format!("| {long} |\n| {long}{long} |\n");
         assert_eq!(lines("a.md", &text), [2]);
     }

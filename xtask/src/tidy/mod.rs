@@ -3,6 +3,7 @@
 //! In: sources, manifests, pages, scripts. Out: `file:line: message` for each broken rule.
 //! Invariant: a rule only reads text, so that tidy is fast enough for `cargo test`.
 
+mod figures;
 mod imports;
 mod language;
 mod links;
@@ -22,8 +23,9 @@ use text::File;
 
 const DETAILS: &str = "\
 Checks headers, length of files and functions, names, imports between crates, and the places where
-environment variables and unsafe may stand. Links in pages lead to files in git and to
-existing headings; every page of docs/ is a chapter of docs/SUMMARY.md. Prose follows \"Language\" in
+environment variables and unsafe may stand. Links in pages lead to files in git and to existing
+headings; every page of docs/ is a chapter of docs/SUMMARY.md, and has no measured figure outside of
+blocks made from docs/results. Prose follows \"Language\" in
 CONTRIBUTING.md, and the routes in ARCHITECTURE.md lead to functions.
 
 A file of more than 800 lines needs a line `// tidy: long file because …` near its top; tidy prints
@@ -60,12 +62,13 @@ impl Finding {
 type Rule = fn(&File, &[File]) -> Vec<Finding>;
 
 /// Rules about a file among all files.
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 10] = [
     |file, _| shape::has_a_header_and_a_length(file),
     |file, _| shape::functions_are_short_or_have_a_reason(file),
     |file, _| shape::names_have_a_meaning(file),
     |file, _| places::items_are_in_their_places(file),
     |file, _| places::unsafe_has_a_reason(file),
+    |file, _| figures::come_from_results(file),
     |file, _| imports::manifest_follows_the_map(file),
     links::broken_links,
     links::is_in_the_book,

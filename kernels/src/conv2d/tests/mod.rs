@@ -446,6 +446,10 @@ fn a_short_input_is_refused() {
 }
 
 /// Root of the mean square difference over that of `expected`.
+/// Relative L2 distances from f64 (docs/numerics.md).
+const DIRECT_TOLERANCE: f64 = 1e-6;
+const WINOGRAD_TOLERANCE: f64 = 3e-6;
+
 fn relative_error(got: &[f32], expected: &[f64]) -> f64 {
     let difference: f64 = got
         .iter()
@@ -484,11 +488,11 @@ fn the_error_of_winograd_stays_within_its_bound() {
             "{channels} channels: forward, data and weight gradient: direct {direct:?}, winograd {winograd:?}"
         );
         assert!(
-            direct.iter().all(|&error| error < 1e-6),
+            direct.iter().all(|&error| error < DIRECT_TOLERANCE),
             "{channels} channels: {direct:?}"
         );
         assert!(
-            winograd.iter().all(|&error| error < 3e-6),
+            winograd.iter().all(|&error| error < WINOGRAD_TOLERANCE),
             "{channels} channels: {winograd:?}"
         );
     }

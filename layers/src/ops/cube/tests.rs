@@ -28,6 +28,9 @@ mod overwrite;
 mod weight_gradient;
 
 const EPSILON: f64 = 1e-5;
+/// Distances from the composed bodies (docs/numerics.md).
+const F32_TOLERANCE: f64 = 1e-5;
+const F16_TOLERANCE: f64 = 1e-3;
 
 /// Whatever cubecl finds, for one test at a time: launches are observed, and the way to normalise
 /// chosen, process by process.
@@ -267,7 +270,7 @@ fn kernels_agree_with_the_composed_bodies_on_flex_to_a_hundred_thousandth() {
             true,
             Some(&expected.reference()),
         );
-        found.assert_near(&expected, case, 1e-5, "f32");
+        found.assert_near(&expected, case, F32_TOLERANCE, "f32");
     }
 }
 
@@ -285,7 +288,7 @@ fn kernels_agree_with_the_composed_bodies_on_the_same_device() {
             true,
             Some(&expected.reference()),
         );
-        found.assert_near(&expected, case, 1e-5, "f32");
+        found.assert_near(&expected, case, F32_TOLERANCE, "f32");
     }
 }
 
@@ -294,7 +297,7 @@ fn kernels_in_16_bits_agree_with_the_composed_bodies_to_a_rounding_of_what_they_
     let Some((_alone, device)) = adapter() else {
         return;
     };
-    for (dtype, tolerance) in [(FloatDType::F16, 1e-3), (FloatDType::BF16, 8e-3)] {
+    for (dtype, tolerance) in [(FloatDType::F16, F16_TOLERANCE), (FloatDType::BF16, 8e-3)] {
         if !Cube::dtype_usage(&device, dtype.into()).contains(DTypeUsage::Storage) {
             eprintln!(
                 "NOT CHECKED: our GPU kernels in {dtype:?}, which this adapter does not store"

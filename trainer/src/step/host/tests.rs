@@ -7,6 +7,9 @@ use super::*;
 use crate::config::{AdamConfig, OptimizerChoice, SgdConfig};
 use burn::module::Param;
 
+/// Largest absolute or relative difference of a parameter (docs/numerics.md).
+const UPDATE_TOLERANCE: f32 = 1e-6;
+
 #[derive(Module, Debug)]
 struct WeightAndBias {
     weight: Param<Tensor<2>>,
@@ -81,7 +84,9 @@ fn after_three_steps(config: OptimizerChoice) -> Vec<f32> {
 
 fn assert_close(got: &[f32], expected: &[f32]) {
     assert!(
-        got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6),
+        got.iter()
+            .zip(expected)
+            .all(|(a, b)| (a - b).abs() < UPDATE_TOLERANCE),
         "{got:?} against {expected:?}"
     );
 }
@@ -141,7 +146,7 @@ fn assert_equals_timms(config: OptimizerChoice, expected: [f32; 8]) {
     let is_close = got
         .iter()
         .zip(expected)
-        .all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs());
+        .all(|(a, b)| (a - b).abs() <= UPDATE_TOLERANCE * b.abs());
     assert!(is_close, "{config:?}: {got:?} against {expected:?}");
 }
 

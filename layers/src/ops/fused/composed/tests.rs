@@ -15,13 +15,16 @@ use crate::ops::ConvolutionOptions;
 
 const HALVES: [FloatDType; 2] = [FloatDType::BF16, FloatDType::F16];
 
-/// docs/numerics.md: relative L2 distance from f32 over the same operands, some roundings of 2^-9
+/// Relative L2 distances from f32 over the same operands (docs/numerics.md): some roundings of 2^-9
 /// or 2^-12 each.
+const BF16_TOLERANCE: f64 = 0.02;
+const F16_TOLERANCE: f64 = 0.003;
+
 fn tolerance(dtype: FloatDType) -> f64 {
     if dtype == FloatDType::BF16 {
-        0.02
+        BF16_TOLERANCE
     } else {
-        0.003
+        F16_TOLERANCE
     }
 }
 
