@@ -2,11 +2,15 @@
 //!
 //! In: logits and targets `[N, K]`.
 //! Out: a sum, or gradients `[N, K]`.
-//! Invariant: operations are f64, in index order, with the functions of `libm`. So the bits do not
-//! depend on CPU, instruction set or C library. Vectors compute the terms of several rows; each
-//! row's terms are added in order.
+//! Invariant: the bits do not depend on CPU, instruction set, threads or C library. Operations are
+//! f64, in index order, with the functions of `libm`: vectors compute the terms of several rows,
+//! and each row's terms are added in order. The softmax of many classes is f32, with a sum for each
+//! lane and this workspace's exponential, whose error is far below that of f32 logits.
+
+use rayon::prelude::*;
 
 use crate::simd::{EXP_F64_LIMIT, Isa, Task, exp_f64, vectorized};
+use crate::softmax::{folded, share};
 
 /// Rows whose sums are taken side by side, as an addition waits for the one before.
 const ROWS: usize = 4;
@@ -14,6 +18,10 @@ const ROWS: usize = 4;
 const BLOCK: usize = 64;
 /// Lanes of a maximum.
 const LANES: usize = 16;
+/// A softmax of so many classes is computed in f32.
+const MANY_CLASSES: usize = 256;
+/// Rows of many classes whose losses are computed in parallel.
+const PARALLEL_ROWS: usize = 64;
 
 /// A loss of one row of logits z and targets t.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +40,9 @@ impl Loss {
     #[must_use]
     pub fn sum(self, logits: &[f32], targets: &[f32], num_classes: usize) -> f32 {
         check(logits, targets, num_classes);
+        if self.is_of_many(num_classes) {
+            return sum_of_many(logits, targets, num_classes);
+        }
         let groups = logits
             .chunks(ROWS * num_classes)
             .zip(targets.chunks(ROWS * num_classes));
@@ -69,6 +80,22 @@ impl Loss {
             "loss: expected a gradient for each logit"
         );
         check(logits, targets, num_classes);
+        if self.is_of_many(num_classes) {
+            let rows = logits
+                .par_chunks(num_classes)
+                .zip(targets.par_chunks(num_classes));
+            rows.zip(gradient.par_chunks_mut(num_classes))
+                .for_each(|((z, t), gradient)| {
+                    let work = GradientOfMany {
+                        z,
+                        t,
+                        scale,
+                        gradient,
+                    };
+                    vectorized(Isa::detect(), work);
+                });
+            return;
+        }
         let scale = f64::from(scale);
         let groups = logits
             .chunks(ROWS * num_classes)
@@ -95,6 +122,101 @@ impl Loss {
             }
         }
     }
+}
+
+impl Loss {
+    fn is_of_many(self, num_classes: usize) -> bool {
+        self == Self::SoftmaxCrossEntropy && num_classes >= MANY_CLASSES
+    }
+}
+
+/// Returns the sum of the softmax losses of rows of many classes.
+fn sum_of_many(logits: &[f32], targets: &[f32], num_classes: usize) -> f32 {
+    let rows = PARALLEL_ROWS * num_classes;
+    let mut total = 0.0;
+    for (z, t) in logits.chunks(rows).zip(targets.chunks(rows)) {
+        let mut losses = [0.0; PARALLEL_ROWS];
+        losses
+            .par_iter_mut()
+            .zip(z.par_chunks(num_classes).zip(t.par_chunks(num_classes)))
+            .for_each(|(loss, (z, t))| {
+                *loss = f64::from(vectorized(Isa::detect(), LossOfMany { z, t }));
+            });
+        total += losses.iter().sum::<f64>();
+    }
+    total as f32
+}
+
+/// The loss of a row of many classes.
+struct LossOfMany<'a> {
+    z: &'a [f32],
+    t: &'a [f32],
+}
+
+impl Task for LossOfMany<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run(self) -> f32 {
+        let Self { z, t } = self;
+        let largest = largest(z);
+        let total = in_lanes(z, t, |z, _| share(z - largest));
+        let log_total = largest + libm::logf(total);
+        in_lanes(z, t, |z, t| t * (log_total - z))
+    }
+}
+
+/// Returns a sum over the classes, in lanes.
+#[inline(always)]
+fn in_lanes(z: &[f32], t: &[f32], of: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let [(z, z_tail), (t, t_tail)] = [z, t].map(<[f32]>::as_chunks::<LANES>);
+    for (z, t) in z.iter().zip(t) {
+        for (lane, (z, t)) in lanes.iter_mut().zip(z.iter().zip(t)) {
+            *lane += of(*z, *t);
+        }
+    }
+    for (lane, (z, t)) in lanes.iter_mut().zip(z_tail.iter().zip(t_tail)) {
+        *lane += of(*z, *t);
+    }
+    lanes.into_iter().sum()
+}
+
+/// The gradient of a row of many classes.
+struct GradientOfMany<'a> {
+    z: &'a [f32],
+    t: &'a [f32],
+    scale: f32,
+    gradient: &'a mut [f32],
+}
+
+impl Task for GradientOfMany<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self {
+            z,
+            t,
+            scale,
+            gradient,
+        } = self;
+        let largest = largest(z);
+        for (power, z) in gradient.iter_mut().zip(z) {
+            *power = share(z - largest);
+        }
+        let add = |a, b| a + b;
+        let factor = folded(t, 0.0, add) / folded(gradient, 0.0, add);
+        for (gradient, t) in gradient.iter_mut().zip(t) {
+            *gradient = scale * (*gradient * factor - t);
+        }
+    }
+}
+
+/// Returns the largest logit; a NaN is passed over.
+#[inline(always)]
+fn largest(z: &[f32]) -> f32 {
+    folded(z, f32::NEG_INFINITY, f32::max)
 }
 
 fn check(logits: &[f32], targets: &[f32], num_classes: usize) {
@@ -213,13 +335,7 @@ fn log_sum_exp(rows: usize, z: &[f32]) -> [f64; ROWS] {
     let classes = z.len() / rows;
     let mut largest = [0.0; ROWS];
     for (largest, z) in largest.iter_mut().zip(z.chunks_exact(classes)) {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        for block in z.chunks(LANES) {
-            for (lane, z) in lanes.iter_mut().zip(block) {
-                *lane = lane.max(*z);
-            }
-        }
-        *largest = f64::from(lanes.into_iter().fold(f32::NEG_INFINITY, f32::max));
+        *largest = f64::from(self::largest(z));
     }
     let totals = added(rows, classes, |row, columns, terms| {
         powers(&z[row * classes..][columns], largest[row], terms);
@@ -254,7 +370,7 @@ fn added(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::values;
+    use crate::tests::{assert_close, doubles, same_everywhere, values};
 
     const LOSSES: [Loss; 2] = [Loss::SoftmaxCrossEntropy, Loss::SigmoidCrossEntropy];
     const LOGITS: [f32; 6] = [2.0, 0.5, -1.0, 30.0, -40.0, 0.0];
@@ -328,6 +444,47 @@ mod tests {
                 loss.sum(&z, &t, classes).to_bits(),
                 (total as f32).to_bits()
             );
+        }
+    }
+
+    #[test]
+    fn many_classes_equal_the_formulas_in_f64_and_are_the_same_for_any_threads() {
+        let loss = Loss::SoftmaxCrossEntropy;
+        for (rows, classes, factor) in [(1, 256, 1.0), (150, 1000, 9.0), (3, 50_257, 30.0)] {
+            let z: Vec<f32> = values(rows * classes, 1)
+                .iter()
+                .map(|z| factor * z)
+                .collect();
+            let t: Vec<f32> = values(rows * classes, 2)
+                .iter()
+                .map(|t| t.max(0.0))
+                .collect();
+            let (got, gradient) = same_everywhere(|_| {
+                let mut gradient = vec![f32::NAN; z.len()];
+                loss.gradient(0.25, &z, &t, classes, &mut gradient);
+                (loss.sum(&z, &t, classes).to_bits(), gradient)
+            });
+            let mut total = 0.0;
+            let mut expected = Vec::new();
+            for (z, t) in z.chunks_exact(classes).zip(t.chunks_exact(classes)) {
+                let [z, t] = [z, t].map(doubles);
+                let log_total = z.iter().map(|z| z.exp()).sum::<f64>().ln();
+                total += z
+                    .iter()
+                    .zip(&t)
+                    .map(|(z, t)| t * (log_total - z))
+                    .sum::<f64>();
+                let weight: f64 = t.iter().sum();
+                let of_class = |(z, t): (&f64, &f64)| 0.25 * ((z - log_total).exp() * weight - t);
+                expected.extend(z.iter().zip(&t).map(of_class));
+            }
+            assert_close("loss", &[f32::from_bits(got)], &[total], 1e-5);
+            assert_close("gradient", &gradient, &expected, 1e-5);
+        }
+        for logit in [f32::NAN, f32::INFINITY] {
+            let mut z = vec![1.0; 300];
+            z[7] = logit;
+            assert!(!loss.sum(&z, &[0.5; 300], 300).is_finite(), "{logit}");
         }
     }
 

@@ -229,14 +229,14 @@ impl<E: Element> Task for Backward<'_, E> {
 
 /// Returns e^x for x up to 0, and 0 below -87.
 #[inline(always)]
-fn share(x: f32) -> f32 {
+pub(crate) fn share(x: f32) -> f32 {
     let power = exp(x);
     if x < -87.0 { 0.0 } else { power }
 }
 
 /// Returns a sum or maximum of a row, in lanes.
 #[inline(always)]
-fn folded<E: Element>(row: &[E], start: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn folded<E: Element>(row: &[E], start: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [start; LANES];
     let (blocks, tail) = row.as_chunks::<LANES>();
     for block in blocks {
