@@ -3,8 +3,9 @@
 //! In: any number of values. Out: as many values.
 //! Invariant: values are independent, so the bits do not depend on threads or instruction set.
 //!
-//! The backward pass reads the input, so the output need not be kept. For sigmoid and tanh it reads
-//! the output, which spares the exponential.
+//! The backward pass reads the output where this is enough: rectifiers, and sigmoid and tanh, where
+//! it spares the exponential. The next layer keeps the output anyway, and the input is freed. For
+//! other functions the backward pass reads the input.
 
 use rayon::prelude::*;
 
@@ -45,7 +46,12 @@ impl Function {
     /// Returns true if [`backward`] reads the output instead of the input.
     #[must_use]
     pub fn keeps_output(self) -> bool {
-        matches!(self, Self::Sigmoid | Self::Tanh)
+        match self {
+            Self::Relu | Self::Relu6 | Self::Sigmoid | Self::Tanh => true,
+            // The output has the sign of the input.
+            Self::LeakyRelu { slope } => slope >= 0.0,
+            Self::Gelu | Self::Silu | Self::HardSwish => false,
+        }
     }
 }
 
@@ -85,8 +91,8 @@ pub fn forward<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
 /// Computes dx = f'(x) dy. Derivatives at corners are PyTorch's: those of the left side, except
 /// for the upper corners of ReLU6 (0) and hard swish (1).
 ///
-/// `kept`: x, or y for functions that [keep their output](Function::keeps_output). Their
-/// derivatives y (1 - y) and 1 - y² are within 5e-7.
+/// `kept`: x, or y for functions that [keep their output](Function::keeps_output). The derivatives
+/// of sigmoid and tanh, y (1 - y) and 1 - y², are within 5e-7.
 ///
 /// # Panics
 /// If the lengths differ, or the processor lacks `isa`.
