@@ -1,15 +1,19 @@
-//! Copies of runs of values: two axes exchanged, rows of two tables joined and parted.
+//! Copies of runs of values: two axes exchanged, rows of two tables joined and parted, values
+//! repeated.
 //!
 //! In and out: contiguous tables.
-//! Invariant: no value changes.
+//! Invariant: no value changes, except in the sums of repeated values.
 
 use rayon::prelude::*;
 
 use crate::Element;
 use crate::pieces::elements;
+use crate::simd::{Isa, Task, vectorized};
 
 /// Rows of a piece.
 const PIECE_ROWS: usize = 64;
+/// Values of a piece that are repeated.
+const PIECE_VALUES: usize = 4096;
 
 /// Exchanges the two middle axes of `[a, b, c, run]`.
 ///
@@ -83,6 +87,78 @@ pub fn part<E: Element>(widths: [usize; 2], y: &[E], [left, right]: [&mut [E]; 2
         });
 }
 
+/// Copies each value `times` times.
+///
+/// # Shapes
+/// `x`: `[len]`. `y`: `[len, times]`.
+///
+/// # Panics
+/// If a length differs, or `times` is 0.
+#[inline(never)]
+pub fn repeat<E: Element>(times: usize, x: &[E], y: &mut [E]) {
+    check_repeated(times, x.len(), y.len());
+    y.par_chunks_mut(PIECE_VALUES * times)
+        .zip(x.par_chunks(PIECE_VALUES))
+        .for_each(|(y, x)| {
+            if times == 2 {
+                for (y, x) in y.as_chunks_mut::<2>().0.iter_mut().zip(x) {
+                    *y = [*x; 2];
+                }
+            } else {
+                for (y, x) in y.chunks_exact_mut(times).zip(x) {
+                    y.fill(*x);
+                }
+            }
+        });
+}
+
+/// Computes the sums of values that [`repeat`] put side by side: its gradient.
+///
+/// # Shapes
+/// `y`: `[len, times]`. `x`: `[len]`.
+///
+/// # Panics
+/// If a length differs, `times` is 0, or the processor lacks `isa`.
+#[inline(never)]
+pub fn sum_repeated<E: Element>(isa: Isa, times: usize, y: &[E], x: &mut [E]) {
+    check_repeated(times, x.len(), y.len());
+    x.par_chunks_mut(PIECE_VALUES)
+        .zip(y.par_chunks(PIECE_VALUES * times))
+        .for_each(|(x, y)| vectorized(isa, Sums { times, y, x }));
+}
+
+struct Sums<'a, E> {
+    times: usize,
+    y: &'a [E],
+    x: &'a mut [E],
+}
+
+impl<E: Element> Task for Sums<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        if self.times == 2 {
+            for (x, [left, right]) in self.x.iter_mut().zip(self.y.as_chunks().0) {
+                *x = E::from_f32(left.to_f32() + right.to_f32());
+            }
+        } else {
+            for (x, y) in self.x.iter_mut().zip(self.y.chunks_exact(self.times)) {
+                *x = E::from_f32(y.iter().map(|y| y.to_f32()).sum());
+            }
+        }
+    }
+}
+
+fn check_repeated(times: usize, len: usize, repeated: usize) {
+    assert!(times > 0, "copies: expected at least one time, got 0");
+    same(
+        "repeated values",
+        repeated,
+        elements("copies: values", &[len, times]),
+    );
+}
+
 fn check(widths: [usize; 2], len: usize, parts: [usize; 2]) -> [usize; 2] {
     assert!(
         !widths.contains(&0),
@@ -105,7 +181,7 @@ fn same(what: &str, got: usize, expected: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::values;
+    use crate::tests::{same_everywhere, values};
 
     #[test]
     fn axes_are_exchanged_and_back() {
@@ -144,6 +220,25 @@ mod tests {
             let [a, b] = &mut parts;
             part(widths, &y, [a, b]);
             assert_eq!(parts, [left, right]);
+        }
+    }
+
+    #[test]
+    fn values_are_repeated_and_summed_the_same_everywhere() {
+        for (len, times) in [(10_000, 2), (777, 3), (5, 1), (0, 4)] {
+            let x = values(len, 1);
+            let mut y = vec![f32::NAN; len * times];
+            repeat(times, &x, &mut y);
+            assert!(y.iter().enumerate().all(|(at, y)| *y == x[at / times]));
+            let dy = values(y.len(), 2);
+            let sums = same_everywhere(|isa| {
+                let mut sums = vec![f32::NAN; len];
+                sum_repeated(isa, times, &dy, &mut sums);
+                sums
+            });
+            for (sum, dy) in sums.iter().zip(dy.chunks_exact(times)) {
+                assert_eq!(*sum, dy.iter().sum::<f32>());
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use half::bf16;
 
 use crate::attention::Attention;
 use crate::conv2d::{Conv2d, bias_gradient};
+use crate::dropout::dropout;
 use crate::group_norm::GroupNorm;
 use crate::layer::Layer;
 use crate::softmax::Softmax;
@@ -40,6 +41,9 @@ fn instances<E: Element>() {
         copies::swap_axes::<E> as *const (),
         copies::join::<E> as *const (),
         copies::part::<E> as *const (),
+        copies::repeat::<E> as *const (),
+        copies::sum_repeated::<E> as *const (),
+        dropout::<E> as *const (),
         GroupNorm::forward::<E> as *const (),
         GroupNorm::backward::<E> as *const (),
         Layer::forward::<E> as *const (),
@@ -52,6 +56,7 @@ fn instances<E: Element>() {
         pool::double::<E> as *const (),
         pool::max_pool::<E> as *const (),
         pool::max_pool_backward::<E> as *const (),
+        pool::resample::<E> as *const (),
         Softmax::forward::<E> as *const (),
         Softmax::backward::<E> as *const (),
     ]);

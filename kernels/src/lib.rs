@@ -27,6 +27,7 @@ pub mod attention;
 pub mod batch_norm;
 pub mod conv2d;
 pub mod copies;
+pub mod dropout;
 pub mod group_norm;
 pub mod layer;
 pub mod layer_norm;

@@ -4,7 +4,8 @@
 //! Out: the same kind.
 //! Invariant: each function equals the function of that name in burn and PyTorch.
 
-use burn::tensor::{Tensor, activation};
+use burn::nn;
+use burn::tensor::{Distribution, Tensor, activation};
 use kernels::activation::Function;
 use kernels::batch_norm::Rectifier;
 
@@ -18,6 +19,10 @@ pub trait Elementwise: Sized {
     /// Applies the function to each value.
     #[doc(hidden)]
     fn apply(self, function: Function) -> Self;
+
+    /// On an autodiff device, sets values to zero with the probability and scales the others.
+    #[doc(hidden)]
+    fn dropped(self, probability: f64) -> Self;
 }
 
 impl<const D: usize> Elementwise for Tensor<D> {
@@ -52,6 +57,24 @@ impl<const D: usize> Elementwise for Tensor<D> {
             }
         }
     }
+
+    fn dropped(self, probability: f64) -> Self {
+        let device = self.device();
+        if !device.is_autodiff() {
+            return self;
+        }
+        let computation = PassContext::current().computation;
+        if !computes(&self, &computation) {
+            return nn::DropoutConfig::new(probability).init().forward(self);
+        }
+        // An f32 below 1 has 24 random bits.
+        let draws = Tensor::<1>::random([3], Distribution::Default, &device.inner());
+        let seed = draws.into_data().iter::<f64>().fold(0_u64, |seed, draw| {
+            seed << 24 ^ (draw * f64::from(1 << 24)) as u64
+        });
+        let operation = Operation::Dropout { probability, seed };
+        single(self, [None, None], operation, computation.isa)
+    }
 }
 
 impl Elementwise for Features {
@@ -69,6 +92,10 @@ impl Elementwise for Features {
             return tensor.apply(function).into();
         }
         stock::in_planes(tensor, |planes| planes.apply(function)).into()
+    }
+
+    fn dropped(self, probability: f64) -> Self {
+        Tensor::from(self).dropped(probability).into()
     }
 }
 

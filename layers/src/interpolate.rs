@@ -6,6 +6,7 @@
 use burn::nn::interpolate;
 pub use burn::nn::interpolate::InterpolateMode;
 use burn::tensor::Tensor;
+use kernels::pool::Interpolation;
 
 use crate::context::PassContext;
 use crate::features::{Features, in_f32};
@@ -37,8 +38,15 @@ impl Default for Interpolate2dConfig {
 }
 
 impl Interpolate2d {
-    /// Interpolates. Lockstep's kernel doubles height and width in the mode "nearest"; burn's
-    /// operation computes all others, in f32.
+    /// Interpolates. Lockstep's kernels compute the modes "nearest", "linear" and "cubic". burn's
+    /// operation computes the others in f32.
+    ///
+    /// With `align_corners`, burn's default, the centres of the corner pixels of input and output
+    /// are at the same place. Without, PyTorch's default, their outer corners are.
+    ///
+    /// # Differs from PyTorch
+    /// With a scale factor whose result is not whole, the positions are those of the output's
+    /// extent, as in PyTorch with `recompute_scale_factor=True`.
     ///
     /// # Shapes
     /// `[N, H, W, C]` to `[N, H_out, W_out, C]`.
@@ -49,14 +57,34 @@ impl Interpolate2d {
         let x = Tensor::from(features.into());
         let computation = PassContext::current().computation;
         let [_, height, width, _] = x.dims();
-        let doubles = match (self.output_size, self.scale_factor) {
-            (Some(size), None) => size == [2 * height, 2 * width],
-            (None, Some(factor)) => factor == [2.0, 2.0],
-            _ => false,
+        let size = match (self.output_size, self.scale_factor) {
+            (Some(size), None) => Some(size),
+            (None, Some([down, right])) => Some(
+                [(height, down), (width, right)]
+                    .map(|(extent, factor)| (extent as f64 * f64::from(factor)) as usize),
+            ),
+            _ => None,
         };
-        let is_ours = doubles && matches!(self.mode, InterpolateMode::Nearest);
-        if is_ours && computes(&x, &computation) {
-            return single(x, [None, None], Operation::Upsample, computation.isa).into();
+        let way = match self.mode {
+            InterpolateMode::Nearest => Some(Interpolation::Nearest),
+            InterpolateMode::Linear => Some(Interpolation::Linear),
+            InterpolateMode::Cubic => Some(Interpolation::Cubic),
+            InterpolateMode::NearestExact | InterpolateMode::Lanczos => None,
+        };
+        if let (Some(way), Some(size)) = (way, size)
+            && height * width > 0
+            && computes(&x, &computation)
+        {
+            let operation = if way == Interpolation::Nearest && size == [2 * height, 2 * width] {
+                Operation::Upsample
+            } else {
+                Operation::Interpolate {
+                    way,
+                    size,
+                    align_corners: self.align_corners,
+                }
+            };
+            return single(x, [None, None], operation, computation.isa).into();
         }
         let name = || format!("interpolation by the mode {:?}", self.mode);
         in_f32(x, |x| {

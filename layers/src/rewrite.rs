@@ -107,10 +107,8 @@ pub(crate) fn convolve(
         }
         Rewrite::Repeated => {
             let times = out_channels / channels;
-            let repeated = input
-                .reshape([n, height, width, channels, 1])
-                .expand([n, height, width, channels, times])
-                .reshape([n, height, width, out_channels]);
+            let operation = Operation::Repeat { times };
+            let repeated = single(input, [None, None], operation, computation.isa);
             by_kernel(repeated, weight, bias)
         }
         Rewrite::Phases => {

@@ -34,9 +34,10 @@ pub(crate) enum Kernel {
     Softmax,
     Resampling,
     Copies,
+    Dropout,
 }
 
-const NAMES: [&str; 20] = [
+const NAMES: [&str; 21] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
@@ -55,8 +56,9 @@ const NAMES: [&str; 20] = [
     "loss, gradients",
     "group norm, gradients",
     "softmax, gradients",
-    "average pool, upsampling, gradients",
+    "average pool, interpolation, gradients",
     "copies of features",
+    "dropout, gradients",
 ];
 
 static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];

@@ -7,9 +7,9 @@ use burn::nn::PaddingConfig2d::{Explicit, Same, Valid};
 use burn::nn::conv::Conv2dConfig;
 use burn::tensor::{Bool, FloatDType, Tensor, TensorData};
 use layers::{
-    AttentionMask, AvgPool2dConfig, Conv2d, ConvTranspose2dConfig, Features, GroupNormConfig,
-    Interpolate2dConfig, InterpolateMode, MaxPool2dConfig, PassContext, fallback_ops, hard_swish,
-    leaky_relu, log_softmax, masked_attention, sigmoid, softmax, tanh,
+    AttentionMask, AvgPool2dConfig, Conv2d, ConvTranspose2dConfig, DropoutConfig, Features,
+    GroupNormConfig, Interpolate2dConfig, InterpolateMode, MaxPool2dConfig, PassContext,
+    fallback_ops, hard_swish, leaky_relu, log_softmax, masked_attention, sigmoid, softmax, tanh,
 };
 
 use crate::differences::values;
@@ -203,11 +203,68 @@ fn pools_of_2x2_windows_upsampling_and_cat_equal_burns() {
     for word in ["pool 2x2, stride [2", "Nearest"] {
         assert_no_fallback(word);
     }
-    let linear = nearest.with_mode(InterpolateMode::Linear);
-    tensor("bilinear", |x| linear.init().forward(x), [2, 5, 3, 4]);
     let empty = || Tensor::<4>::zeros([0, 4, 4, 3], &device());
     assert_eq!(max.forward(empty()).dims(), [0, 2, 2, 3]);
     assert_eq!(average.forward(empty()).dims(), [0, 2, 2, 3]);
+}
+
+#[test]
+fn interpolations_equal_burns() {
+    for mode in [
+        InterpolateMode::Nearest,
+        InterpolateMode::Linear,
+        InterpolateMode::Cubic,
+    ] {
+        for (size, is_aligned) in [
+            ([10, 6], true),
+            ([10, 6], false),
+            ([3, 7], false),
+            ([1, 4], true),
+        ] {
+            let config = Interpolate2dConfig::new()
+                .with_output_size(Some(size))
+                .with_mode(mode.clone())
+                .with_align_corners(is_aligned);
+            let name = format!("{mode:?} to {size:?}, {is_aligned}");
+            tensor(&name, |x| config.clone().init().forward(x), [2, 5, 3, 4]);
+        }
+        let scaled = Interpolate2dConfig::new()
+            .with_scale_factor(Some([1.7, 0.5]))
+            .with_mode(mode.clone())
+            .with_align_corners(false);
+        let name = format!("{mode:?}, scaled");
+        tensor(&name, |x| scaled.clone().init().forward(x), [1, 7, 6, 33]);
+    }
+    for mode in ["Nearest", "Linear", "Cubic"] {
+        assert_no_fallback(mode);
+    }
+}
+
+#[test]
+fn dropout_draws_by_the_seed_of_the_device_and_its_gradient_has_the_mask() {
+    let dropout = DropoutConfig::new(0.25).init();
+    let device = device();
+    let run = |dtype| {
+        device.seed(3);
+        let x = Tensor::<3>::ones([20, 50, 3], &device).cast(dtype);
+        let x = x.detach().require_grad();
+        let [first, second] = [dropout.forward(x.clone()), dropout.forward(x.clone())];
+        let gradient = x.grad(&first.clone().backward()).expect("x has a gradient");
+        [first.inner(), second.inner(), gradient].map(|of| values(of.cast(FloatDType::F32)))
+    };
+    let [first, second, gradient] = run(FloatDType::F32);
+    assert_eq!(first, gradient);
+    assert_ne!(first, second);
+    let kept = first.iter().filter(|y| **y != 0.0).count();
+    assert!(kept.abs_diff(2250) < 150, "{kept}");
+    assert!(first.iter().all(|y| *y == 0.0 || *y == 4.0 / 3.0));
+    assert_eq!(run(FloatDType::F32), [first.clone(), second, gradient]);
+    let is_kept = |values: &[f32]| -> Vec<bool> { values.iter().map(|y| *y != 0.0).collect() };
+    assert_eq!(is_kept(&run(FloatDType::BF16)[0]), is_kept(&first));
+    let outside = Tensor::<3>::ones([20, 50, 3], &device.clone().inner());
+    assert_eq!(values(dropout.forward(outside)), vec![1.0; 3000]);
+    let features = Features::from(Tensor::<4>::ones([2, 2, 2, 2], &device));
+    assert_eq!(dropout.forward(features).dims(), [2, 2, 2, 2]);
 }
 
 #[test]

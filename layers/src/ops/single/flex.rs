@@ -10,9 +10,10 @@ use burn::tensor::Shape;
 use kernels::arena::Buffer;
 use kernels::attention::{Attention, Mask};
 use kernels::conv2d::{self, Addend, Algorithm, Conv2d, Conv2dShape, Epilogue};
+use kernels::dropout::dropout;
 use kernels::group_norm::{self, GroupNorm};
 use kernels::loss::Loss;
-use kernels::pool::{self, MaxPoolShape};
+use kernels::pool::{self, Axis, MaxPoolShape};
 use kernels::simd::Isa;
 use kernels::softmax::Softmax;
 use kernels::{Storage, activation, copies, layer_norm};
@@ -140,6 +141,27 @@ pub(in crate::ops) fn forward<E: Activation>(
             saved.input = only_shape(&x);
             tensor_of(y, large)
         }
+        Operation::Interpolate { size, .. } => {
+            let [images, height, width, channels] = x.shape().dims();
+            let axes = axes(operation, [height, width]);
+            let large = [images, size[0], size[1], channels];
+            let mut y = ARENA.take::<E>(large.iter().product());
+            resample::<E>(isa, &axes, [images, channels], values, &mut y);
+            saved.input = only_shape(&x);
+            tensor_of(y, large)
+        }
+        Operation::Dropout { probability, seed } => {
+            let mut y = ARENA.take::<E>(values.len());
+            dropout(isa, probability, seed, values, &mut y);
+            saved.input = saved.weight.clone();
+            tensor_of(y, x.shape())
+        }
+        Operation::Repeat { times } => {
+            let mut y = ARENA.take::<E>(times * values.len());
+            copies::repeat(times, values, &mut y);
+            saved.input = saved.weight.clone();
+            tensor_of(y, with_last(x.shape(), times * width(&x)))
+        }
         Operation::SwapAxes => {
             let extents @ [a, b, c, run] = x.shape().dims();
             let mut y = ARENA.take::<E>(values.len());
@@ -182,16 +204,32 @@ pub(in crate::ops) fn backward<E: Activation>(
         Operation::AveragePool | Operation::Upsample => {
             return of_windows::<E>(&saved, E::activations(output_gradient), operation, isa);
         }
+        Operation::Interpolate { .. } => {
+            let dy = E::activations(output_gradient);
+            let shape = saved.input.shape();
+            let [images, height, width, channels] = shape.dims();
+            let axes = axes(operation, [height, width]).map(|axis| axis.transposed());
+            let mut dx = ARENA.take::<E>(shape.num_elements());
+            resample::<E>(isa, &axes, [images, channels], E::values(&dy), &mut dx);
+            return of_input(dx, shape);
+        }
+        Operation::Dropout { probability, seed } => {
+            let dy = E::activations(output_gradient);
+            let mut dx = ARENA.take::<E>(dy.shape().num_elements());
+            dropout(isa, probability, seed, E::values(&dy), &mut dx);
+            return of_input(dx, dy.shape());
+        }
+        Operation::Repeat { times } => {
+            let dy = E::activations(output_gradient);
+            let mut dx = ARENA.take::<E>(dy.shape().num_elements() / times);
+            copies::sum_repeated(isa, times, E::values(&dy), &mut dx);
+            return of_input(dx, with_last(dy.shape(), width(&dy) / times));
+        }
         Operation::SwapAxes => {
             let dy = E::activations(output_gradient);
             let mut dx = ARENA.take::<E>(dy.shape().num_elements());
             copies::swap_axes(dy.shape().dims(), E::values(&dy), &mut dx);
-            let (weight, bias) = nothing();
-            return SingleGradients {
-                input: tensor_of(dx, saved.input.shape()),
-                weight,
-                bias,
-            };
+            return of_input(dx, saved.input.shape());
         }
         Operation::Cat => return of_joined::<E>(&saved, &E::activations(output_gradient)),
         Operation::GlobalAverage { shape, .. } => {
@@ -299,6 +337,9 @@ pub(in crate::ops) fn backward<E: Activation>(
         Operation::MaxPool { .. }
         | Operation::AveragePool
         | Operation::Upsample
+        | Operation::Interpolate { .. }
+        | Operation::Dropout { .. }
+        | Operation::Repeat { .. }
         | Operation::SwapAxes
         | Operation::Cat
         | Operation::GlobalAverage { .. } => unreachable!("returned above"),
@@ -463,12 +504,7 @@ fn of_maxima<E: Activation>(
     let taps = &bytemuck::cast_slice(floats(&saved.weight))[..shape.output_len()];
     let mut dx = ARENA.take::<E>(shape.input_len());
     pool::max_pool_backward(isa, shape, E::values(&dy), taps, &mut dx);
-    let (weight, bias) = nothing();
-    SingleGradients {
-        input: tensor_of(dx, saved.input.shape()),
-        weight,
-        bias,
-    }
+    of_input(dx, saved.input.shape())
 }
 
 /// Returns the gradient of the input of an average pool or of an upsampling.
@@ -486,12 +522,33 @@ fn of_windows<E: Activation>(
         }
         _ => pool::double(isa, shape.dims(), 0.25, E::values(&dy), &mut dx),
     }
-    let (weight, bias) = nothing();
-    SingleGradients {
-        input: tensor_of(dx, shape),
-        weight,
-        bias,
-    }
+    of_input(dx, shape)
+}
+
+/// Returns the axes of an interpolation of an image of these extents.
+fn axes(operation: Operation, [height, width]: [usize; 2]) -> [Axis; 2] {
+    let Operation::Interpolate {
+        way,
+        size: [to_height, to_width],
+        align_corners,
+    } = operation
+    else {
+        unreachable!("called for interpolations");
+    };
+    [[height, to_height], [width, to_width]].map(|extents| Axis::new(way, extents, align_corners))
+}
+
+fn resample<E: Activation>(
+    isa: Isa,
+    [rows, columns]: &[Axis; 2],
+    images_channels @ [_, channels]: [usize; 2],
+    x: &[E],
+    y: &mut [E],
+) {
+    let axes = [rows, columns];
+    with_workspace(pool::resample_workspace_len(axes, channels), |workspace| {
+        pool::resample(isa, axes, images_channels, x, y, workspace);
+    });
 }
 
 /// Returns the gradient of a mean's input, in the format `E`.
@@ -499,12 +556,7 @@ fn of_means<E: Activation>(dy: &FlexTensor, shape: [usize; 4], isa: Isa) -> Sing
     let [_, height, width, channels] = shape;
     let mut dx = ARENA.take::<E>(shape.iter().product());
     pool::global_average_backward(isa, floats(dy), height * width, channels, &mut dx);
-    let (weight, bias) = nothing();
-    SingleGradients {
-        input: tensor_of(dx, shape),
-        weight,
-        bias,
-    }
+    of_input(dx, shape)
 }
 
 /// Returns the gradients of a loss: only the logits have one.
@@ -515,7 +567,7 @@ fn of_logits(
     scale: &FlexTensor,
 ) -> SingleGradients<Flex> {
     let values = floats(logits);
-    let mut gradient = vec![0.0; values.len()];
+    let mut gradient = ARENA.take::<f32>(values.len());
     loss.gradient(
         floats(scale)[0],
         values,
@@ -523,13 +575,7 @@ fn of_logits(
         num_classes(logits),
         &mut gradient,
     );
-    let [samples, classes] = logits.shape().dims();
-    let (weight, bias) = nothing();
-    SingleGradients {
-        input: tensor(gradient, [samples, classes]),
-        weight,
-        bias,
-    }
+    of_input(gradient, logits.shape())
 }
 
 fn num_classes(logits: &FlexTensor) -> usize {
@@ -629,6 +675,16 @@ fn with_last(mut shape: Shape, last: usize) -> Shape {
     let axis = shape.num_dims() - 1;
     shape[axis] = last;
     shape
+}
+
+/// Returns the gradient of an input without parameters.
+fn of_input<E: Activation>(dx: Buffer<E>, shape: impl Into<Shape>) -> SingleGradients<Flex> {
+    let (weight, bias) = nothing();
+    SingleGradients {
+        input: tensor_of(dx, shape),
+        weight,
+        bias,
+    }
 }
 
 /// Returns tensors for absent parameters.

@@ -14,6 +14,7 @@ use burn::backend::{Backend, Dispatch, DispatchDevice, DispatchTensor, Extension
 use burn::tensor::{DType, FloatDType, Tensor};
 use kernels::activation::Function;
 use kernels::loss::Loss;
+use kernels::pool::Interpolation;
 use kernels::simd::Isa;
 
 use super::clock::Kernel;
@@ -56,8 +57,18 @@ pub(crate) enum Operation {
     AveragePool,
     /// x `[N, H, W, C]` to `[N, 2 H, 2 W, C]`: the nearest pixel.
     Upsample,
+    /// x `[N, H, W, C]` to `[N, .. size, C]`.
+    Interpolate {
+        way: Interpolation,
+        size: [usize; 2],
+        align_corners: bool,
+    },
+    /// x of any shape.
+    Dropout { probability: f64, seed: u64 },
     /// x `[a, b, c, run]` to `[a, c, b, run]`.
     SwapAxes,
+    /// x `[.., C]` to `[.., C * times]`: each value side by side with its copies.
+    Repeat { times: usize },
     /// x `[N, H, W, C]` and the weight `[N, H, W, D]` of the same format, f32 or bf16, to
     /// `[N, H, W, C + D]`.
     Cat,
@@ -90,8 +101,9 @@ impl Operation {
             Self::Softmax { .. } => Kernel::Softmax,
             Self::Attention { .. } => Kernel::Attention,
             Self::MaxPool { .. } => Kernel::MaxPool,
-            Self::AveragePool | Self::Upsample => Kernel::Resampling,
-            Self::SwapAxes | Self::Cat => Kernel::Copies,
+            Self::AveragePool | Self::Upsample | Self::Interpolate { .. } => Kernel::Resampling,
+            Self::Dropout { .. } => Kernel::Dropout,
+            Self::SwapAxes | Self::Repeat { .. } | Self::Cat => Kernel::Copies,
             Self::GlobalAverage { .. } => Kernel::Average,
             Self::Loss(_) => Kernel::Loss,
         }
