@@ -159,9 +159,9 @@ fn layers_depthwise_ones_too_allocate_nothing() {
             width: 16,
             in_channels,
             out_channels,
-            kernel,
+            kernel: [kernel; 2],
             stride: 1,
-            padding,
+            padding: [padding; 2],
             groups,
         };
         let isa = Isa::detect();

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
+use burn::nn::BatchNorm;
 use burn::nn::conv::Conv2d;
-use burn::nn::{BatchNorm, PaddingConfig2d};
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::choices::{Computation, Kernels};
@@ -20,7 +20,7 @@ use crate::ops::{
     ConvolutionOptions, HookedParameters, LayerOptions, NormLink, ResidualKind, gated,
     layer_inference, layer_train, stock,
 };
-use crate::rewrite::{convolve, rewrite};
+use crate::rewrite::{convolve, rewrite, symmetric_padding};
 use crate::{fallback, norm};
 use kernels::batch_norm::Rectifier;
 use kernels::conv2d::Conv2dShape;
@@ -145,7 +145,7 @@ impl Convolved {
 pub(crate) struct Normalised {
     context: PassContext,
     /// The convolution with its padding; `None`: the normalisation reads the input.
-    convolution: Option<(Conv2d, usize)>,
+    convolution: Option<(Conv2d, [usize; 2])>,
     pub(crate) norm: BatchNorm,
     pub(crate) input: Values,
     pub(crate) skip: Skip,
@@ -202,9 +202,10 @@ impl Normalised {
             return dims;
         };
         let [n, height, width, _] = dims;
-        let [channels, _, kernel, _] = conv.weight.dims();
-        let out = |len: usize| (len + 2 * padding - kernel) / conv.stride[0] + 1;
-        [n, out(height), out(width), channels]
+        let [channels, _, kernel @ ..] = conv.weight.dims();
+        let out =
+            |axis: usize, len: usize| (len + 2 * padding[axis] - kernel[axis]) / conv.stride[0] + 1;
+        [n, out(0, height), out(1, width), channels]
     }
 
     /// Computes the layer; `output` leads to its readers.
@@ -314,23 +315,14 @@ fn operation(conv: &Conv2d, computation: &Computation) -> Option<Operation> {
     }))
 }
 
-/// Returns the padding, the same on all sides, of a convolution that Lockstep's kernels compute:
-/// square, stride 1 or 2, no dilation, in one group or depthwise.
-fn kernels_padding(conv: &Conv2d) -> Option<usize> {
-    let [height, width] = conv.kernel_size;
-    let padding = match conv.padding {
-        PaddingConfig2d::Explicit(top, left, bottom, right)
-            if [left, bottom, right] == [top; 3] =>
-        {
-            Some(top)
-        }
-        PaddingConfig2d::Same if conv.stride == [1, 1] && height % 2 == 1 => Some(height / 2),
-        PaddingConfig2d::Valid => Some(0),
-        _ => None,
-    };
-    let is_square = height == width && conv.stride[0] == conv.stride[1] && conv.dilation == [1, 1];
-    let [out_channels, of_group, ..] = conv.weight.dims();
-    let has_groups =
-        Conv2dShape::has_groups([of_group * conv.groups, out_channels], height, conv.groups);
-    padding.filter(|&padding| is_square && has_groups && conv.stride[0] <= 2 && padding < height)
+/// Returns the padding of a convolution that Lockstep's kernels compute: without dilation, and not
+/// faster as another operation.
+fn kernels_padding(conv: &Conv2d) -> Option<[usize; 2]> {
+    let [stride, other] = conv.stride;
+    symmetric_padding(conv).filter(|padding| {
+        stride == other
+            && conv.dilation == [1, 1]
+            && Conv2dShape::supports(conv.kernel_size, stride, *padding)
+            && rewrite(conv).is_none()
+    })
 }

@@ -124,15 +124,15 @@ around!(
 around!(Linear, nn::Linear, "A linear layer.");
 
 impl Conv2d {
-    /// Convolves. Without bias and with one group, the convolution is computed together with the
-    /// normalisation, residual and ReLU after it. Lockstep's kernels compute square kernels with
-    /// stride 1 or 2, the same padding on all sides and no dilation, in one group or depthwise.
+    /// Convolves. Without bias, the convolution is computed together with the
+    /// normalisation, residual and ReLU after it. Lockstep's kernels compute kernels of any extent
+    /// and any groups, with a stride of 1 to 4 in both directions, a padding that is the same on
+    /// opposite sides and less than the kernel, and no dilation.
     ///
     /// Not fused, but computed by these kernels, are also
-    /// - up to 32 groups, as a dense convolution whose weight has zeros;
     /// - several results of each channel;
     /// - a dilation that divides the padding, with stride 1;
-    /// - windows that do not overlap, without padding.
+    /// - windows that do not overlap, without padding, with other strides.
     ///
     /// burn's operation computes all others; on Flex it is several times slower.
     ///

@@ -14,15 +14,9 @@ use crate::features::widened;
 use crate::ops::ConvolutionOptions;
 use crate::ops::single::{Operation, single};
 
-/// Most groups of [`Rewrite::Dense`]: with more, products with zeros take longer than burn's
-/// operation.
-const MAX_GROUPS: usize = 32;
-
 /// A way to compute a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rewrite {
-    /// Groups as blocks of a dense weight, which has zeros elsewhere.
-    Dense,
     /// Several results of each channel: a depthwise convolution of repeated channels.
     Repeated,
     /// A dilated convolution: one without dilation for each phase of rows and columns.
@@ -31,54 +25,59 @@ pub(crate) enum Rewrite {
     Patches,
 }
 
-/// Returns the way to compute the convolution, if there is one, with the padding of its kernel.
-pub(crate) fn rewrite(conv: &Conv2d) -> Option<(Rewrite, usize)> {
-    let [out_channels, of_group, ..] = conv.weight.dims();
-    let [kernel, width] = conv.kernel_size;
-    let [stride, dilation] = [conv.stride[0], conv.dilation[0]];
-    let padding = match conv.padding {
-        PaddingConfig2d::Valid => 0,
-        PaddingConfig2d::Explicit(top, left, bottom, right)
-            if [left, bottom, right] == [top; 3] =>
-        {
-            top
+/// Returns the zeros above and below, and to the left and right, if they are the same on both
+/// sides.
+pub(crate) fn symmetric_padding(conv: &Conv2d) -> Option<[usize; 2]> {
+    let [height, width] = conv.kernel_size;
+    let is_odd = height % 2 == 1 && width % 2 == 1;
+    match conv.padding {
+        PaddingConfig2d::Valid => Some([0, 0]),
+        PaddingConfig2d::Explicit(top, left, bottom, right) => {
+            ([top, left] == [bottom, right]).then_some([top, left])
         }
-        PaddingConfig2d::Same if stride == 1 && dilation == 1 && kernel % 2 == 1 => kernel / 2,
-        _ => return None,
-    };
-    if conv.groups == 1 && conv.stride == conv.kernel_size && padding == 0 {
-        return (conv.dilation == [1, 1]).then_some((Rewrite::Patches, 0));
+        PaddingConfig2d::Same => ([conv.stride, conv.dilation] == [[1, 1]; 2] && is_odd)
+            .then_some([height / 2, width / 2]),
     }
-    let channels = of_group * conv.groups;
-    let (way, channels, groups) = if dilation > 1 {
-        (Rewrite::Phases, channels, conv.groups)
-    } else if of_group == 1 {
-        (Rewrite::Repeated, out_channels, out_channels)
-    } else {
-        (Rewrite::Dense, channels, 1)
-    };
-    let is_square = kernel == width && conv.stride == [stride; 2] && conv.dilation == [dilation; 2];
-    let has_stride = stride <= if dilation > 1 { 1 } else { 2 };
-    let is_ours = is_square
-        && has_stride
-        && padding.is_multiple_of(dilation)
-        && padding / dilation < kernel
-        && (way != Rewrite::Dense || conv.groups <= MAX_GROUPS)
-        && Conv2dShape::has_groups([channels, out_channels], kernel, groups);
-    is_ours.then_some((way, padding / dilation))
+}
+
+/// Returns the way to compute the convolution, if there is a better one than the kernel's own, with
+/// the padding of its kernel.
+pub(crate) fn rewrite(conv: &Conv2d) -> Option<(Rewrite, [usize; 2])> {
+    let padding = symmetric_padding(conv)?;
+    let [out_channels, of_group, ..] = conv.weight.dims();
+    let [stride, dilation] = [conv.stride, conv.dilation].map(|steps| steps[0]);
+    let are_even = conv.stride == [stride; 2] && conv.dilation == [dilation; 2];
+    if dilation > 1 {
+        let of_phase = padding.map(|zeros| zeros / dilation);
+        let is_ours = are_even
+            && of_phase.map(|zeros| zeros * dilation) == padding
+            && stride == 1
+            && Conv2dShape::supports(conv.kernel_size, 1, of_phase);
+        return is_ours.then_some((Rewrite::Phases, of_phase));
+    }
+    if conv.groups == 1 && conv.stride == conv.kernel_size && padding == [0, 0] {
+        let has_kernel = are_even && Conv2dShape::supports(conv.kernel_size, stride, padding);
+        return (!has_kernel).then_some((Rewrite::Patches, [0, 0]));
+    }
+    let is_repeated = of_group == 1
+        && conv.groups > 1
+        && out_channels > conv.groups
+        && are_even
+        && Conv2dShape::is_depthwise_kernel(conv.kernel_size, stride, padding);
+    is_repeated.then_some((Rewrite::Repeated, padding))
 }
 
 /// Computes a convolution in the way that [`rewrite`] returned.
 pub(crate) fn convolve(
     conv: &Conv2d,
-    (way, padding): (Rewrite, usize),
+    (way, padding): (Rewrite, [usize; 2]),
     input: Tensor<4>,
     (weight, bias): (Tensor<4>, Option<Tensor<1>>),
     computation: &Computation,
 ) -> Tensor<4> {
     let weight = widened(weight);
     let [n, height, width, channels] = input.dims();
-    let [out_channels, of_group, kernel_rows, kernel_columns] = weight.dims();
+    let [out_channels, _, kernel_rows, kernel_columns] = weight.dims();
     let bias = bias.map(Tensor::into_dispatch);
     let by_kernel = |input, weight: Tensor<4>, bias| {
         let options = ConvolutionOptions {
@@ -96,15 +95,6 @@ pub(crate) fn convolve(
     };
     let swap = |x| swap_axes(x, computation);
     match way {
-        Rewrite::Dense => {
-            let groups = conv.groups;
-            let taps = kernel_rows * kernel_columns;
-            let blocks = weight.reshape([groups, out_channels / groups, 1, of_group, taps]);
-            let places = Tensor::<2>::eye(groups, &blocks.device());
-            let dense = blocks * places.reshape([groups, 1, groups, 1, 1]);
-            let shape = [out_channels, channels, kernel_rows, kernel_columns];
-            by_kernel(input, dense.reshape(shape), bias)
-        }
         Rewrite::Repeated => {
             let times = out_channels / channels;
             let operation = Operation::Repeat { times };

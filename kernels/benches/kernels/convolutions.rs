@@ -59,9 +59,9 @@ fn shape(name: &str, batch: usize) -> Result<Conv2dShape, String> {
         width: numbers[2],
         in_channels: numbers[0],
         out_channels: numbers[1],
-        kernel: numbers[3],
+        kernel: [numbers[3]; 2],
         stride: numbers[4],
-        padding: numbers[3] / 2,
+        padding: [numbers[3] / 2; 2],
         groups: numbers[5],
     })
 }
@@ -79,7 +79,7 @@ pub(crate) fn measure_among_neighbours<E: Element>(bench: &Bench, shape: Conv2dS
         };
         let mut layer = format!(
             "{in_channels}->{out_channels}@{}k{}s{}",
-            shape.height, shape.kernel, shape.stride
+            shape.height, shape.kernel[0], shape.stride
         );
         if groups > 1 {
             layer += &format!("g{groups}");

@@ -5,11 +5,12 @@
 //! Out: dw in PyTorch's order, or sums to which more images are added.
 //! Invariant: a piece's gradient is complete before the pieces are added, in order.
 
-use super::Conv2dShape;
+use super::direct::finish::Finish;
 use super::pass::{WeightOperands, WeightTarget};
 use super::plan::PixelRows;
+use super::{Conv2dShape, blocks};
 use crate::pieces::{SharedMut, for_each_piece, slots_len, whole_lines};
-use crate::simd::{GenericWork, Kernel, Simd};
+use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 /// Gradients of all pieces: 4 MB.
 const PARTIAL_ELEMENTS: usize = 1024 * 1024;
@@ -293,12 +294,15 @@ impl<E: Send + Sync, M: Method<E>> GenericWork for WeightGradient<'_, M, E> {
     }
 }
 
-/// x and dy cut into tasks: every pair of a block of input channels and one of output channels.
+/// x and dy cut into tasks: in each block of groups, every pair of a part of the input channels and
+/// one of the output channels.
 struct Tasks<'a, E> {
-    shape: &'a Conv2dShape,
+    /// Shape of a block of groups.
+    block: Conv2dShape,
+    len: usize,
     x: &'a [E],
     dy: &'a [E],
-    /// Channels of a block, input and output.
+    /// Channels of a task, input and output.
     blocks: [usize; 2],
 }
 
@@ -319,7 +323,8 @@ impl<'a, E> Tasks<'a, E> {
         assert_eq!(x.len(), rows.input_len(), "weight gradient: length of x");
         assert_eq!(dy.len(), rows.output_len(), "weight gradient: length of dy");
         Self {
-            shape: &rows.shape,
+            block: rows.shape.block().0,
+            len: num_tasks(&rows.shape, blocks),
             x,
             dy,
             blocks,
@@ -327,13 +332,16 @@ impl<'a, E> Tasks<'a, E> {
     }
 
     fn len(&self) -> usize {
-        num_tasks(self.shape, self.blocks)
+        self.len
     }
 
     fn get(&self, index: usize) -> Task<'a, E> {
-        let s = self.shape;
+        let s = &self.block;
         let [in_block, out_block] = self.blocks;
         let in_blocks = s.in_channels.div_ceil(in_block);
+        let of_block = in_blocks * s.out_channels.div_ceil(out_block);
+        let block = index / of_block;
+        let index = index % of_block;
         let in_c = index % in_blocks * in_block;
         let out_c = index / in_blocks * out_block;
         let in_count = in_block.min(s.in_channels - in_c);
@@ -341,23 +349,73 @@ impl<'a, E> Tasks<'a, E> {
         Task {
             x: self.x,
             dy: self.dy,
-            in_c,
-            out_c,
+            in_c: block * s.in_channels + in_c,
+            out_c: block * s.out_channels + out_c,
             in_count,
             out_count,
         }
     }
 }
 
-/// Returns the pairs of a block of input channels and one of output channels.
+/// Returns the number of tasks of so many input and output channels at most.
 fn num_tasks(shape: &Conv2dShape, [in_block, out_block]: [usize; 2]) -> usize {
-    shape.in_channels.div_ceil(in_block) * shape.out_channels.div_ceil(out_block)
+    let block = shape.block().0;
+    let of_block = block.in_channels.div_ceil(in_block) * block.out_channels.div_ceil(out_block);
+    shape.num_blocks() * of_block
 }
 
 impl<E> Task<'_, E> {
-    /// Returns the elements before the task's first one in filters of `taps` weights a channel.
-    pub(super) fn first_weight(&self, s: &Conv2dShape, taps: usize) -> usize {
-        (self.out_c * s.in_channels + self.in_c) * taps
+    /// Writes the task's sums, `[panel][tap][channel][16]` with `in_stride` channels, to its
+    /// filters.
+    ///
+    /// # Safety
+    /// The processor has the features of `S`. `dw` holds all filters, and this task's channels of
+    /// its filters are written by no other.
+    pub(super) unsafe fn finish<S: Simd>(
+        &self,
+        s: &Conv2dShape,
+        sums: &[f32],
+        in_stride: usize,
+        dw: *mut f32,
+    ) {
+        let taps = s.taps();
+        let (block, merged) = s.block();
+        let first = self.in_c % block.in_channels;
+        if merged == 1 {
+            let finish = Finish {
+                sums,
+                taps,
+                in_count: self.in_count,
+                in_stride,
+                out_count: self.out_count,
+                dw: dw.wrapping_add(self.out_c * s.filter_len() + first * taps),
+                filter_len: s.filter_len(),
+            };
+            // SAFETY: passed on to the caller.
+            return unsafe { S::vectorize(finish) };
+        }
+        let of_group = block.in_channels / merged;
+        for filter in 0..self.out_count {
+            let at = self.out_c + filter;
+            let first_of_group =
+                blocks::group_of(&block, merged, at % block.out_channels) * of_group;
+            for channel in 0..of_group {
+                let Some(of_task) = (first_of_group + channel).checked_sub(first) else {
+                    continue;
+                };
+                if of_task >= self.in_count {
+                    continue;
+                }
+                for tap in 0..taps {
+                    let vector = (filter / PANEL * taps + tap) * in_stride + of_task;
+                    // SAFETY: a weight of this task, by contract.
+                    unsafe {
+                        *dw.add(at * s.filter_len() + channel * taps + tap) =
+                            sums[vector * PANEL + filter % PANEL];
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Two-dimensional convolution, channels-last: forward, data gradient, weight gradient.
 //!
 //! In: activations `[N, H, W, C]`, packed weights, a workspace. [`Conv2d::pack_forward`] and
-//! [`Conv2d::pack_data_gradient`] pack weights `[C_out, C_in, K, K]` (depthwise: `[C, 1, K, K]`)
-//! after each change.
+//! [`Conv2d::pack_data_gradient`] pack weights `[C_out, C_in / groups, K_h, K_w]` after each
+//! change.
 //! Out: the result in the caller's slice; every element is written. Activations and their gradients
 //! are f32 or bf16 ([`Element`]), widened when read and rounded when stored. Everything else is
 //! f32, except the factors of bf16 dot products ([`Conv2d::new`]).
@@ -10,6 +10,7 @@
 //! number of threads.
 
 mod bias;
+mod blocks;
 mod depthwise;
 mod direct;
 mod dot;
@@ -98,12 +99,15 @@ impl Conv2d {
     /// with [`Isa::Amx`], and without Winograd with [`Isa::Avx512Bf16`]; otherwise it uses f32.
     /// With [`Isa::Amx`] a value that is not finite may make all gradients of its channel wrong.
     ///
+    /// Groups of fewer than 16 channels are computed several at a time, with products with zero
+    /// between them: a value that is not finite may make results of the neighbouring groups wrong.
+    ///
     /// # Panics
-    /// If the shape is invalid: an extent is zero, [`Conv2dShape::groups`] is not supported, the
-    /// stride is not 1 or 2, the padding is not less than the kernel, or the kernel is larger than
-    /// the padded image. If activations or weights exceed the length limit of a slice. If
-    /// `algorithm` is `Winograd` and the shape is not 3x3 with stride 1. A plan for bf16 may panic
-    /// on activations of f32.
+    /// If the shape is invalid: an extent is zero, [`Conv2dShape::groups`] do not divide the
+    /// channels, the stride is not 1 to 4, the padding is not less than the kernel, or the kernel
+    /// is larger than the padded image. If activations or weights exceed the length limit of a
+    /// slice. If `algorithm` is `Winograd` and the shape is not 3x3 with stride 1. A plan for bf16
+    /// may panic on activations of f32.
     #[must_use]
     pub fn new(shape: Conv2dShape, algorithm: Algorithm, isa: Isa, storage: Storage) -> Self {
         shape.assert_valid();
@@ -194,7 +198,7 @@ impl Conv2d {
         self.data_gradient.packed_len()
     }
 
-    /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::forward`].
+    /// Packs `weights` (`[C_out, C_in / groups, K_h, K_w]`) for [`Conv2d::forward`].
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights do not start on a cache line.
@@ -202,7 +206,7 @@ impl Conv2d {
         self.pack(&self.forward, weights, packed, false);
     }
 
-    /// Packs `weights` (`[C_out, C_in, K, K]`) for [`Conv2d::data_gradient`].
+    /// Packs `weights` (`[C_out, C_in / groups, K_h, K_w]`) for [`Conv2d::data_gradient`].
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights do not start on a cache line.
@@ -225,13 +229,17 @@ impl Conv2d {
         assert_on_line("convolution: packed weights", [packed]);
         match pass {
             Pass::Depthwise(plan) => plan.pack(weights, packed),
-            Pass::Direct(plan) => self.isa.run(Pack {
-                shape,
-                plan,
-                weights,
-                packed,
+            Pass::Direct(plan) => blocks::each(shape, weights, packed, |shape, weights, packed| {
+                self.isa.run(Pack {
+                    shape,
+                    plan,
+                    weights,
+                    packed,
+                });
             }),
-            Pass::Dot(dot) => dot.pack(self.isa, shape, weights, packed),
+            Pass::Dot(dot) => blocks::each(shape, weights, packed, |shape, weights, packed| {
+                dot.pack(self.isa, shape, weights, packed);
+            }),
             Pass::Winograd(_) => {
                 let mut channels = [shape.in_channels, shape.out_channels];
                 let mut strides = [9, 9 * shape.in_channels];
@@ -384,7 +392,7 @@ impl Conv2d {
     }
 
     /// Computes the gradient of the weights from `x` and `dy`, and overwrites `dw` (`[C_out, C_in,
-    /// K, K]`) with it.
+    /// K_h, K_w]`) with it.
     ///
     /// # Panics
     /// If a length is not the one stated, or packed weights or workspace do not start on a cache

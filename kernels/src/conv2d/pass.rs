@@ -53,8 +53,8 @@ impl Pass {
     pub(super) fn packed_len(&self) -> usize {
         match self {
             Self::Depthwise(plan) => plan.packed_len(),
-            Self::Direct(plan) => plan.packed_len,
-            Self::Dot(dot) => dot.plan().packed_len,
+            Self::Direct(plan) => plan.all_packed_len(),
+            Self::Dot(dot) => dot.plan().all_packed_len(),
             Self::Winograd(plan) => plan.packed_len(),
         }
     }

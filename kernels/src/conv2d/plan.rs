@@ -4,10 +4,12 @@
 //! Out: [`DirectPlan`]: every stride and offset of the direct algorithm, in elements. The data
 //! gradient is a correlation of dy with mirrored taps. With stride s it consists of s x s parity
 //! classes, one for each remainder of the pixel's coordinates. Each class is a dense correlation
-//! with every s-th tap.
+//! with every s-th tap. Groups are computed block by block ([`Conv2dShape::block`]), each like a
+//! convolution in one group of some channels of every pixel.
 //! Invariant: bands and images are the pieces of work; their number depends only on the shape.
 
-use super::Conv2dShape;
+use super::shape::MAX_STRIDE;
+use super::{Conv2dShape, blocks};
 use crate::simd::PANEL;
 
 /// One correlation: `out[a, b] = sum over (i, j) of in[a * step + i - pad_top, b * step + j -
@@ -35,13 +37,15 @@ pub(super) struct DirectPlan {
     pub(super) images: usize,
     pub(super) in_h: usize,
     pub(super) in_w: usize,
+    /// Channels of a block of groups, and the number of blocks.
     pub(super) in_c: usize,
     pub(super) out_c: usize,
+    pub(super) blocks: usize,
     /// True if taps run backwards from `last_tap`, stride by stride: the data gradient.
     pub(super) mirrored: bool,
     /// Input pixels from one output pixel of a class to the next.
     pub(super) step: usize,
-    classes: [Class; 4],
+    classes: [Class; MAX_STRIDE * MAX_STRIDE],
     num_classes: usize,
     /// Elements between rows and between pixels of one class's output.
     pub(super) out_row_stride: usize,
@@ -64,7 +68,10 @@ pub(super) struct DirectPlan {
     pub(super) padded_rows: usize,
     /// True if the window never leaves the input, so that its rows are read in place.
     pub(super) borrows_input: bool,
+    /// Elements of the packed weights of a block, and of the room after all blocks in which the
+    /// weights of merged groups become those of a block.
     pub(super) packed_len: usize,
+    merged_len: usize,
 }
 
 /// Input elements of a band: with its share of weights and output it stays in L2, and a few of its
@@ -91,6 +98,11 @@ impl DirectPlan {
     /// Returns the number of elements of the padded bands of a part in one image.
     pub(super) fn band_len(&self) -> usize {
         self.padded_rows * self.band_width() * self.in_c
+    }
+
+    /// Returns the number of elements of the packed weights of all blocks.
+    pub(super) fn all_packed_len(&self) -> usize {
+        self.blocks * self.packed_len + self.merged_len
     }
 
     pub(super) fn num_pieces(&self) -> usize {
@@ -146,16 +158,21 @@ impl DirectPlan {
     ) -> usize {
         let (index, i, j) = if self.mirrored {
             // The pixels that meet a tap have coordinates of one parity, and later taps come first.
-            // Both by bits, since a division would cost more than packing a vector.
-            let shift = s.stride - 1;
-            let parity = |tap: usize| (tap + s.padding) & shift;
-            let index = (parity(kh) << shift) + parity(kw);
+            // By bits where possible, since a division would cost more than packing a vector.
+            let divided = |value: usize| match s.stride {
+                1 | 2 => (value >> (s.stride - 1), value & (s.stride - 1)),
+                stride => (value / stride, value % stride),
+            };
+            let parity =
+                |tap: usize, axis: usize| divided(tap + (s.stride - 1) * s.padding[axis]).1;
+            let [parity_h, parity_w] = [parity(kh, 0), parity(kw, 1)];
+            let index = parity_h * s.stride + parity_w;
             let class = &self.classes[index];
-            (
-                index,
-                (class.last_tap_h - kh) >> shift,
-                (class.last_tap_w - kw) >> shift,
-            )
+            let [(i, _), (j, _)] = [
+                divided(class.last_tap_h - kh),
+                divided(class.last_tap_w - kw),
+            ];
+            (index, i, j)
         } else {
             (0, kh, kw)
         };
@@ -167,54 +184,46 @@ impl DirectPlan {
         let rows = PixelRows::of(s);
         let s = rows.shape;
         let class = Class {
-            taps_h: s.kernel,
-            taps_w: s.kernel,
+            taps_h: s.kernel[0],
+            taps_w: s.kernel[1],
             out_h: s.out_height(),
             out_w: s.out_width(),
             ..Class::default()
         };
-        let mut plan = Self::empty(
-            &rows,
-            [s.height, s.width],
-            s.in_channels,
-            s.out_channels,
-            s.stride,
-        );
+        let block = s.block().0;
+        let channels = [block.in_channels, block.out_channels];
+        let mut plan = Self::empty(&rows, [s.height, s.width], channels, s.stride);
         [plan.in_image_len, plan.out_image_len] =
             [rows.input_len() / s.batch, rows.output_len() / s.batch];
         plan.out_row_stride = s.out_width() * s.out_channels;
         plan.out_pixel_stride = s.out_channels;
-        plan.finish(&[(class, s.padding as isize, s.padding as isize)])
+        plan.finish(&[(class, s.padding[0] as isize, s.padding[1] as isize)])
     }
 
     pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
         let rows = PixelRows::of(s);
         let s = rows.shape;
-        let mut plan = Self::empty(
-            &rows,
-            [s.out_height(), s.out_width()],
-            s.out_channels,
-            s.in_channels,
-            1,
-        );
+        let block = s.block().0;
+        let channels = [block.out_channels, block.in_channels];
+        let mut plan = Self::empty(&rows, [s.out_height(), s.out_width()], channels, 1);
         plan.mirrored = true;
         [plan.in_image_len, plan.out_image_len] =
             [rows.output_len() / s.batch, rows.input_len() / s.batch];
         plan.out_row_stride = s.stride * s.width * s.in_channels;
         plan.out_pixel_stride = s.stride * s.in_channels;
-        let mut classes = [(Class::default(), 0, 0); 4];
+        let mut classes = [(Class::default(), 0, 0); MAX_STRIDE * MAX_STRIDE];
         for (index, slot) in classes.iter_mut().enumerate().take(s.stride * s.stride) {
             let ph = index / s.stride;
             let pw = index % s.stride;
-            let h = Parity::new(&s, ph);
-            let w = Parity::new(&s, pw);
+            let h = Parity::new(&s, 0, ph);
+            let w = Parity::new(&s, 1, pw);
             let class = Class {
                 taps_h: h.taps,
                 taps_w: w.taps,
                 last_tap_h: h.last_tap,
                 last_tap_w: w.last_tap,
-                out_h: (s.height - ph).div_ceil(s.stride),
-                out_w: (s.width - pw).div_ceil(s.stride),
+                out_h: s.height.saturating_sub(ph).div_ceil(s.stride),
+                out_w: s.width.saturating_sub(pw).div_ceil(s.stride),
                 out_offset: (ph * s.width + pw) * s.in_channels,
                 ..Class::default()
             };
@@ -226,8 +235,7 @@ impl DirectPlan {
     fn empty(
         rows: &PixelRows,
         in_extent: [usize; 2],
-        in_c: usize,
-        out_c: usize,
+        [in_c, out_c]: [usize; 2],
         step: usize,
     ) -> Self {
         Self {
@@ -236,9 +244,10 @@ impl DirectPlan {
             in_w: in_extent[1],
             in_c,
             out_c,
+            blocks: rows.shape.num_blocks(),
             mirrored: false,
             step,
-            classes: [Class::default(); 4],
+            classes: [Class::default(); MAX_STRIDE * MAX_STRIDE],
             num_classes: 0,
             out_row_stride: 0,
             out_pixel_stride: 0,
@@ -255,6 +264,7 @@ impl DirectPlan {
             padded_rows: 0,
             borrows_input: false,
             packed_len: 0,
+            merged_len: blocks::merged_len(&rows.shape),
         }
     }
 
@@ -279,8 +289,11 @@ impl DirectPlan {
                 .padded_w
                 .max((class.out_w.max(1) - 1) * self.step + right + class.taps_w);
         }
-        self.borrows_input =
-            pad_top == 0 && pad_left == 0 && self.padded_w <= self.in_w && reach_h <= self.in_h;
+        self.borrows_input = self.blocks == 1
+            && pad_top == 0
+            && pad_left == 0
+            && self.padded_w <= self.in_w
+            && reach_h <= self.in_h;
         let row_len = self.padded_w * self.in_c;
         let fitting = (BAND_ELEMENTS / row_len).saturating_sub(rows_of_one) / self.step + 1;
         self.num_bands = max_h.div_ceil(fitting);
@@ -326,14 +339,15 @@ struct Parity {
 }
 
 impl Parity {
-    fn new(s: &Conv2dShape, parity: usize) -> Self {
-        let first_tap = (parity + s.padding) % s.stride;
-        let taps = if first_tap < s.kernel {
-            (s.kernel - first_tap).div_ceil(s.stride)
+    fn new(s: &Conv2dShape, axis: usize, parity: usize) -> Self {
+        let [kernel, padding] = [s.kernel[axis], s.padding[axis]];
+        let first_tap = (parity + padding) % s.stride;
+        let taps = if first_tap < kernel {
+            (kernel - first_tap).div_ceil(s.stride)
         } else {
             0
         };
-        let shift = (parity + s.padding - first_tap) / s.stride;
+        let shift = (parity + padding - first_tap) / s.stride;
         let last_tap = first_tap + s.stride * taps.saturating_sub(1);
         Self {
             taps,
@@ -380,7 +394,7 @@ impl PixelRows {
 
     /// Returns whether rows follow each other without anything between or around them.
     pub(super) fn is_flat(&self) -> bool {
-        self.shape.kernel == 1 && self.shape.stride == 1
+        self.shape.is_pointwise()
     }
 
     /// Returns the number of elements of all inputs.

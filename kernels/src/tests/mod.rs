@@ -145,9 +145,9 @@ pub(crate) fn shape_of(
         width,
         in_channels,
         out_channels,
-        kernel,
+        kernel: [kernel; 2],
         stride,
-        padding,
+        padding: [padding; 2],
         groups: 1,
     }
 }

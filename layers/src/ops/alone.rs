@@ -379,9 +379,9 @@ mod tests {
             width,
             in_channels,
             out_channels,
-            kernel: 3,
+            kernel: [3, 3],
             stride: 1,
-            padding: 1,
+            padding: [1, 1],
             groups: 1,
         };
         LayerCall {

@@ -51,13 +51,13 @@ pub use gradient_hook::{GradientHook, gradient_hook};
 pub use joined_gradients::{Joined, JoinedGradients};
 pub use statistics::StatisticsReducer;
 
-/// A square convolution without dilation, in one group or depthwise.
+/// A convolution without dilation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConvolutionOptions {
-    /// Step of the kernel in both directions: 1 or 2.
+    /// Step of the kernel in both directions.
     pub stride: usize,
-    /// Zeros around the image on each side.
-    pub padding: usize,
+    /// Zeros above and below the image, and to its left and right.
+    pub padding: [usize; 2],
     /// Algorithm of Lockstep's kernels; in other bodies burn chooses.
     pub algorithm: Convolution,
 }
@@ -235,7 +235,7 @@ pub(crate) trait LayerOps: Backend {
         composed::gradient_input::<Self>(saved, [plain, with_normalised], dy, end)
     }
 
-    /// Convolves without bias: `[N, H, W, C_in]` by `[C_out, C_in, k, k]` to
+    /// Convolves without bias: `[N, H, W, C_in]` by `[C_out, C_in, k, l]` to
     /// `[N, H_out, W_out, C_out]`, in the input's number format.
     #[fusion(meta = |input, weight, options| cube::convolved(input, weight, options))]
     fn convolution(

@@ -144,7 +144,7 @@ fn depthwise() -> Conv2dConfig {
     same().with_groups(8)
 }
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     case!(
         "two blocks, one with a projection",
         [same, same, pointwise],
@@ -208,7 +208,25 @@ const CASES: [Case; 9] = [
         }
     ),
     case!(
-        "convolutions that our kernels lack: with a bias, in groups, dilated and with a large stride",
+        "layers in groups, of rows and of columns",
+        [
+            || same().with_groups(4),
+            || Conv2dConfig::new([8, 8], [1, 5])
+                .with_padding(PaddingConfig2d::Explicit(0, 2, 0, 2))
+                .with_bias(false),
+            || Conv2dConfig::new([8, 8], [3, 1])
+                .with_padding(PaddingConfig2d::Explicit(1, 0, 1, 0))
+                .with_groups(2)
+                .with_bias(false),
+        ],
+        |m, x| {
+            let y = relu(m.norm[0].forward(m.conv[0].forward(x)));
+            let z = relu(m.norm[1].forward(m.conv[1].forward(y.clone())));
+            relu(m.norm[2].forward(m.conv[2].forward(z)) + y)
+        }
+    ),
+    case!(
+        "convolutions that are no layer: with a bias, in groups, dilated and with two strides",
         [
             || same().with_bias(true),
             || same().with_groups(4),

@@ -296,6 +296,12 @@ fn convolutions_with_groups_dilation_or_apart_windows_equal_burns() {
                 .with_stride([2, 2]),
             Valid,
         ),
+        (Conv2dConfig::new([6, 4], [1, 7]), Explicit(0, 3, 0, 3)),
+        (Conv2dConfig::new([6, 6], [7, 1]).with_groups(3), Same),
+        (
+            Conv2dConfig::new([5, 4], [3, 5]).with_stride([3, 3]),
+            Explicit(1, 2, 1, 2),
+        ),
         (
             Conv2dConfig::new([6, 4], [3, 3]).with_dilation([2, 2]),
             pad(2),
@@ -345,6 +351,9 @@ fn convolutions_with_groups_dilation_or_apart_windows_equal_burns() {
         "groups 5",
         "dilation [3",
         "stride [3, 3], dilation [1",
+        "convolution 1x7",
+        "convolution 7x1",
+        "convolution 3x5 of 5",
     ] {
         assert_no_fallback(word);
     }

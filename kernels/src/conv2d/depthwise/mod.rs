@@ -48,10 +48,10 @@ impl DepthwisePlan {
         Self {
             images: s.batch,
             channels: s.in_channels,
-            kernel: s.kernel,
+            kernel: s.kernel[0],
             stride: s.stride,
             spread: 1,
-            border: s.padding,
+            border: s.padding[0],
             from: [s.height, s.width],
             to: [s.out_height(), s.out_width()],
             is_mirrored: false,
@@ -61,7 +61,7 @@ impl DepthwisePlan {
     /// Returns a pass of stride 1 over the spread gradient of the output.
     pub(super) fn data_gradient(s: &Conv2dShape) -> Self {
         let Self { from, to, .. } = Self::forward(s);
-        let border = s.kernel - 1 - s.padding;
+        let border = s.kernel[0] - 1 - s.padding[0];
         Self {
             stride: 1,
             spread: s.stride,

@@ -112,14 +112,13 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
                     let first = output.at(image * plan.out_image_len + start, len);
                     core::slice::from_raw_parts_mut(first, len)
                 };
-                run_part::<S, E, K>(
-                    plan,
-                    (source, images),
-                    packed,
-                    (band * plan.band_rows, bands),
-                    rows,
-                    slot,
-                );
+                let blocks = packed.chunks_exact(plan.packed_len).take(plan.blocks);
+                for (block, packed) in blocks.enumerate() {
+                    let source = &source[block * plan.in_c..];
+                    let rows = &mut rows[block * plan.out_c..];
+                    let place = (band * plan.band_rows, bands);
+                    run_part::<S, E, K>(plan, (source, images), packed, place, rows, slot);
+                }
                 for (image, rows) in (image..).zip(rows.chunks_mut(plan.out_image_len)) {
                     for (band, rows) in (band..).zip(rows.chunks_mut(band_len)) {
                         after_piece(
@@ -134,8 +133,8 @@ impl<E: Element, K: Products> GenericWork for Direct<'_, E, K> {
     }
 }
 
-/// Computes some bands of an image, or all of some: `out` starts with class row `first_row` of the
-/// first one's output.
+/// Computes a block of groups of some bands of an image, or of all of some: `input` and `out` start
+/// with the block's first channel, `out` at class row `first_row` of the first image's output.
 fn run_part<S: Simd, E: Element, K: Products>(
     plan: &DirectPlan,
     (input, images): (&[E], usize),
@@ -155,7 +154,7 @@ fn run_part<S: Simd, E: Element, K: Products>(
             in_h: plan.in_h,
             in_w: plan.in_w,
             channels: plan.in_c,
-            pixel_stride: plan.in_c,
+            pixel_stride: plan.blocks * plan.in_c,
             first_row: top,
             rows: plan.padded_rows,
             pad_left: plan.pad_left,
@@ -165,7 +164,8 @@ fn run_part<S: Simd, E: Element, K: Products>(
         };
         let slot = K::X::of_slot(slot);
         for (image, slot) in input
-            .chunks_exact(plan.in_image_len)
+            .chunks(plan.in_image_len)
+            .take(images)
             .zip(slot.chunks_exact_mut(plan.band_len()))
         {
             copy_band::<S, E, K::X>(image, &band, slot);
@@ -178,7 +178,7 @@ fn run_part<S: Simd, E: Element, K: Products>(
             continue;
         }
         let (rows, out_w) = if plan.is_flat {
-            (1, out.len() / plan.out_c)
+            (1, out.len().div_ceil(plan.out_pixel_stride))
         } else {
             (rows, class.out_w)
         };

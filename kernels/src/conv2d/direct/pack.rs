@@ -1,4 +1,4 @@
-//! Weights `[C_out, C_in, K, K]` in panels of 16 output channels: `[class][panel][tap
+//! Weights `[C_out, C_in, K_h, K_w]` in panels of 16 output channels: `[class][panel][tap
 //! row][tap][channel][16]`.
 //!
 //! In: weights in PyTorch's order.
@@ -32,8 +32,8 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
     #[inline(always)]
     unsafe fn run(self) {
         let plan = self.plan;
-        let side = self.shape.kernel;
-        let taps = side * side;
+        let [_, width] = self.shape.kernel;
+        let taps = self.shape.taps();
         let weights = self.weights.as_ptr().cast_mut();
         let packed = self.packed.as_mut_ptr();
         for first in (0..plan.out_c.next_multiple_of(PANEL)).step_by(S::LANES) {
@@ -43,7 +43,7 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
                 packed.wrapping_add(plan.packed_tap(self.shape, first / PANEL, tap) + first % PANEL)
             };
             let next = |(kh, kw): (usize, usize)| {
-                if kw + 1 == side {
+                if kw + 1 == width {
                     (kh + 1, 0)
                 } else {
                     (kh, kw + 1)
@@ -66,11 +66,11 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
                     filters.each_column::<S>(|_, vector| {
                         S::store(place(tap).add(channel * PANEL), vector);
                         tap = next(tap);
-                        if tap.0 == side {
+                        if tap.0 == self.shape.kernel[0] {
                             (channel, tap) = (channel + 1, (0, 0));
                         }
                     });
-                } else if side == 1 {
+                } else if taps == 1 {
                     let to = place((0, 0));
                     for channel in 0..plan.in_c {
                         let from = weights.wrapping_add(channel * plan.out_c + first);

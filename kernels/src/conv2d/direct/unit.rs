@@ -135,7 +135,7 @@ pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
     } else {
         c_in >= 1024
     };
-    s.kernel == 1 && is_far
+    s.taps() == 1 && is_far
 }
 
 /// Returns whether dy is packed, over which `num_blocks` blocks of runs pass.

@@ -10,7 +10,6 @@
 use half::bf16;
 
 use super::factor::Factor;
-use super::finish::Finish;
 use super::padded::{Band, copy_band};
 use super::unit::{self, Cut, Layout, Next, UnitPixels, lines_of};
 use super::weight_kernel::{WeightBlock, max_run, select};
@@ -71,16 +70,18 @@ impl DirectWeightPlan {
         let out_h = s.out_height();
         let out_w = s.out_width();
         let [unit_pixels, task_channels] =
-            [UNIT_PIXELS, TASK_CHANNELS].map(|of| of[usize::from(s.kernel > 1)]);
-        let in_block = block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL));
-        let borrows_input = s.padding == 0 && (s.kernel == 1 || in_block == s.in_channels);
-        let padded_w = (out_w - 1) * s.stride + s.kernel;
+            [UNIT_PIXELS, TASK_CHANNELS].map(|of| of[usize::from(s.taps() > 1)]);
+        let block = s.block().0;
+        let [kernel_h, kernel_w] = s.kernel;
+        let in_block = block_of(block.in_channels, (TASK_RUN / kernel_w).max(PANEL));
+        let borrows_input = s.padding == [0, 0] && (s.taps() == 1 || in_block == s.in_channels);
+        let padded_w = (out_w - 1) * s.stride + kernel_w;
         let row_len = padded_w * in_block;
         let fitting =
-            |elements: usize| (elements / row_len).saturating_sub(s.kernel) / s.stride + 1;
+            |elements: usize| (elements / row_len).saturating_sub(kernel_h) / s.stride + 1;
         let rows =
             fitting(UNIT_ELEMENTS).max(unit_pixels.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
-        let padded_rows = |band_rows: usize| (band_rows - 1) * s.stride + s.kernel;
+        let padded_rows = |band_rows: usize| (band_rows - 1) * s.stride + kernel_h;
         let units = Units::new(all, rows, |band_rows| {
             let image = padded_rows(band_rows) * row_len;
             (UNIT_ELEMENTS / image)
@@ -90,11 +91,11 @@ impl DirectWeightPlan {
             units,
             pieces: Pieces::new(s.weight_len(), units.len(), all.pixels / PIECE_PIXELS),
             in_block,
-            out_block: block_of(s.out_channels, task_channels),
+            out_block: block_of(block.out_channels, task_channels),
             padded_w,
             padded_rows: padded_rows(units.band_rows),
             borrows_input,
-            dots: dots && (borrows_input || s.kernel > 1),
+            dots: dots && (borrows_input || s.taps() > 1),
         }
     }
 
@@ -106,10 +107,7 @@ impl DirectWeightPlan {
 
     /// Returns the number of elements of a task's sums, the first part of a slot.
     fn sums_len(&self) -> usize {
-        self.out_block.next_multiple_of(PANEL)
-            * self.in_block
-            * self.units.rows.shape.kernel
-            * self.units.rows.shape.kernel
+        self.out_block.next_multiple_of(PANEL) * self.in_block * self.units.rows.shape.taps()
     }
 
     /// Returns the room for the unit's x, and a block of its dy, as f32.
@@ -122,14 +120,14 @@ impl DirectWeightPlan {
     /// Returns whether x is packed as pairs of windows' rows: `[image][row][pair of output
     /// pixels][tap][channel]`.
     fn pairs_windows(&self) -> bool {
-        self.dots && self.units.rows.shape.kernel > 1
+        self.dots && self.units.rows.shape.taps() > 1
     }
 
     /// Returns the number of elements of a row of x as the kernel reads it.
     fn row_len(&self, channels: usize) -> usize {
         let s = &self.units.rows.shape;
         let pixels = if self.pairs_windows() {
-            s.out_width().div_ceil(2) * s.kernel
+            s.out_width().div_ceil(2) * s.kernel[1]
         } else if self.borrows_input {
             s.width
         } else {
@@ -188,19 +186,9 @@ impl<E: Element> Method<E> for DirectWeightPlan {
     }
 
     fn finish<S: Simd>(&self, task: &Task<'_, E>, sums: &[f32], dw: *mut f32) {
-        let taps = self.units.rows.shape.kernel * self.units.rows.shape.kernel;
-        let finish = Finish {
-            sums,
-            taps,
-            in_count: task.in_count,
-            in_stride: task.in_count,
-            out_count: task.out_count,
-            dw: dw.wrapping_add(task.first_weight(&self.units.rows.shape, taps)),
-            filter_len: self.units.rows.shape.in_channels * taps,
-        };
         // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no
         // other.
-        unsafe { S::vectorize(finish) };
+        unsafe { task.finish::<S>(&self.units.rows.shape, sums, task.in_count, dw) };
     }
 }
 
@@ -239,7 +227,7 @@ fn run_unit<S: Simd, E: Element>(
     let first_x = image * in_image + row * s.stride * in_row + task.in_c;
     let x_strides = [in_image, s.stride * in_row, s.stride * s.in_channels];
     let x_step = ahead(in_image, rows * s.stride * in_row);
-    let is_packed = plan.borrows_input && (plan.dots && s.kernel == 1 || unit::packs_x::<S>(s));
+    let is_packed = plan.borrows_input && (plan.dots && s.taps() == 1 || unit::packs_x::<S>(s));
     let mut next_x = None;
     let (x, layout, x_row, x_ahead) = if plan.borrows_input
         && !is_packed
@@ -262,16 +250,16 @@ fn run_unit<S: Simd, E: Element>(
             in_w: s.width,
             channels: task.in_count,
             pixel_stride: s.in_channels,
-            first_row: (row * s.stride) as isize - s.padding as isize,
-            rows: (rows - 1) * s.stride + s.kernel,
-            pad_left: s.padding,
+            first_row: (row * s.stride) as isize - s.padding[0] as isize,
+            rows: (rows - 1) * s.stride + s.kernel[0],
+            pad_left: s.padding[1],
             padded_w: if plan.borrows_input && !plan.dots {
                 s.width
             } else {
                 plan.padded_w
             },
             step: s.stride,
-            taps: s.kernel,
+            taps: s.kernel[0],
         };
         for (index, padded) in x_slot
             .chunks_exact_mut(plan.padded_rows * row_len)
@@ -280,12 +268,18 @@ fn run_unit<S: Simd, E: Element>(
         {
             let x = &task.x[(image + index) * in_image + task.in_c..];
             if plan.dots {
-                pair_windows::<S, E>(x, &band, width, bf16::of_slot(row_slot), padded);
+                pair_windows::<S, E>(
+                    x,
+                    &band,
+                    [width, s.kernel[1]],
+                    bf16::of_slot(row_slot),
+                    padded,
+                );
             } else {
                 copy_band::<S, E, f32>(x, &band, padded);
             }
         }
-        let pixel = if plan.dots { s.kernel } else { s.stride } * task.in_count;
+        let pixel = if plan.dots { s.kernel[1] } else { s.stride } * task.in_count;
         (
             &*x_slot,
             Layout::Strided([plan.padded_rows * row_len, s.stride * row_len, pixel]),
@@ -310,8 +304,8 @@ fn run_unit<S: Simd, E: Element>(
     let dy_strides = [out_image, out_row, s.out_channels];
     let dy = &task.dy[image * out_image + row * out_row + task.out_c..];
     let dy_step = ahead(out_image, rows * out_row);
-    let taps = s.kernel;
-    let run = s.kernel * task.in_count;
+    let [taps, row_taps] = s.kernel;
+    let run = row_taps * task.in_count;
     let num_blocks = taps * run.div_ceil(max_run::<S>(PACKED_VECTORS));
     let dy_in_place = E::as_f32(dy).filter(|_| !plan.dots && !unit::packs_dy::<S>(s, num_blocks));
     let pixels_of_block = (images * runs * width).div_ceil(num_blocks);
@@ -379,16 +373,16 @@ fn run_unit<S: Simd, E: Element>(
     }
 }
 
-/// Writes the rows of a band as pairs of the rows of `pixels` windows, which overlap:
+/// Writes the rows of a band as pairs of the rows of `pixels` windows of `taps`, which overlap:
 /// `[row][pair][tap][channel]`, each by way of `row`.
 fn pair_windows<S: Simd, E: Element>(
     image: &[E],
     band: &Band,
-    pixels: usize,
+    [pixels, taps]: [usize; 2],
     row: &mut [bf16],
     to: &mut [f32],
 ) {
-    let run = band.taps * band.channels;
+    let run = taps * band.channels;
     let row = &mut row[..band.padded_w * band.channels];
     for (index, to) in to
         .chunks_exact_mut(pixels.div_ceil(2) * run)

@@ -1,4 +1,4 @@
-//! Weights `[C_out, C_in, K, K]` in panels of 16 output channels, as pairs of bf16:
+//! Weights `[C_out, C_in, K_h, K_w]` in panels of 16 output channels, as pairs of bf16:
 //! `[class][panel][tap row][vector][16][2]`.
 //!
 //! In: weights in PyTorch's order.
@@ -139,7 +139,8 @@ impl Filters<'_> {
 struct Taps<'a> {
     plan: &'a DirectPlan,
     class: &'a Class,
-    kernel: usize,
+    /// Taps of a row of the kernel.
+    width: usize,
     stride: usize,
     /// From one output channel of the pass to the next, and from one input channel.
     lane_stride: usize,
@@ -148,8 +149,8 @@ struct Taps<'a> {
 
 impl<'a> Taps<'a> {
     fn new(s: &Conv2dShape, plan: &'a DirectPlan, class: &'a Class) -> Self {
-        let of_out = s.in_channels * s.kernel * s.kernel;
-        let of_in = s.kernel * s.kernel;
+        let of_out = s.filter_len();
+        let of_in = s.taps();
         let (lane_stride, channel_stride) = if plan.mirrored {
             (of_in, of_out)
         } else {
@@ -158,7 +159,7 @@ impl<'a> Taps<'a> {
         Self {
             plan,
             class,
-            kernel: s.kernel,
+            width: s.kernel[1],
             stride: s.stride,
             lane_stride,
             channel_stride,
@@ -175,6 +176,6 @@ impl<'a> Taps<'a> {
                 index
             }
         };
-        tap(row, self.class.last_tap_h) * self.kernel + tap(column, self.class.last_tap_w)
+        tap(row, self.class.last_tap_h) * self.width + tap(column, self.class.last_tap_w)
     }
 }

@@ -1,6 +1,7 @@
 //! Fast equals reference: random shapes, every instruction set, unaligned slices, 1..=3 threads
 //! bit-equal; bf16 equals f32 of the widened inputs, rounded.
 
+use super::winograd::plan::WinogradPlan;
 use super::{Addend, Algorithm, Conv2d, Conv2dShape, Epilogue, depthwise};
 use crate::simd::Isa;
 use crate::tests::{dirty, rounded, shape_of, widened};
@@ -38,28 +39,41 @@ impl Random {
 pub(super) fn random_shape(random: &mut Random, limit: f64) -> Conv2dShape {
     loop {
         let (kernel, stride, padding) = random.pick(&[
-            (3, 1, 1),
-            (3, 1, 1),
-            (3, 2, 1),
-            (1, 1, 0),
-            (1, 2, 0),
-            (7, 2, 3),
-            (5, 1, 2),
-            (3, 1, 0),
+            ([3, 3], 1, [1, 1]),
+            ([3, 3], 1, [1, 1]),
+            ([3, 3], 1, [1, 0]),
+            ([3, 3], 2, [1, 1]),
+            ([1, 1], 1, [0, 0]),
+            ([1, 1], 2, [0, 0]),
+            ([7, 7], 2, [3, 3]),
+            ([5, 5], 1, [2, 2]),
+            ([3, 3], 1, [0, 0]),
+            ([1, 7], 1, [0, 3]),
+            ([7, 1], 1, [3, 0]),
+            ([2, 5], 2, [1, 0]),
+            ([3, 3], 3, [0, 0]),
+            ([5, 3], 3, [1, 2]),
+            ([1, 2], 3, [0, 1]),
+            ([5, 6], 4, [2, 0]),
         ]);
+        let groups = random.pick(&[1, 1, 2, 3, 4, 8, 16]);
         let extents = [1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 19, 32];
         let channels = [1, 2, 3, 5, 8, 16, 17, 24, 32, 33, 48, 64];
-        let shape = shape_of(
-            [
-                random.pick(&[1, 2, 3, 5]),
-                random.pick(&extents),
-                random.pick(&extents),
-                random.pick(&channels),
-            ],
-            random.pick(&channels),
-            [kernel, stride, padding],
-        );
-        let fits = kernel <= shape.height.min(shape.width) + 2 * padding;
+        let shape = Conv2dShape {
+            batch: random.pick(&[1, 2, 3, 5]),
+            height: random.pick(&extents),
+            width: random.pick(&extents),
+            in_channels: random.pick(&channels),
+            out_channels: random.pick(&channels),
+            kernel,
+            stride,
+            padding,
+            groups,
+        };
+        let fits = kernel[0] <= shape.height + 2 * padding[0]
+            && kernel[1] <= shape.width + 2 * padding[1]
+            && shape.in_channels.is_multiple_of(groups)
+            && shape.out_channels.is_multiple_of(groups);
         if fits && shape.flops() / 2.0 <= limit {
             return shape;
         }
@@ -187,7 +201,7 @@ pub(super) fn plan(shape: Conv2dShape) -> Conv2d {
 
 /// Each instruction set with each algorithm that has the shape.
 fn ways(shape: &Conv2dShape) -> impl Iterator<Item = (Isa, Algorithm)> {
-    let has_winograd = shape.kernel == 3 && shape.stride == 1 && shape.groups == 1;
+    let has_winograd = WinogradPlan::supports(shape);
     let algorithms = match has_winograd {
         true => &[Algorithm::Direct, Algorithm::Winograd][..],
         false => &[Algorithm::Direct],
@@ -345,11 +359,35 @@ fn layers_of_resnets_and_channels_of_several_blocks_equal_the_reference() {
     // not.
     let unpadded = [20, 200].map(|in_channels| Conv2dShape {
         height: 7,
-        padding: 0,
+        padding: [0, 0],
         ..padded((2, 9, in_channels, 33, 3, 2))
     });
     let layers = layers.into_iter().chain(FAR_PIXELS).map(padded);
     for shape in layers.chain(unpadded).chain(odd_numbers_of_pixels()) {
+        check_shape(&shape, &mut Random(5), &pools);
+    }
+}
+
+#[test]
+fn groups_of_any_size_equal_the_reference() {
+    let pools = [pool(1), pool(3)];
+    // Groups as wide as panels and wider, merged ones, and numbers of groups without a divisor.
+    for (groups, of_group, per_group, kernel, stride) in [
+        (4, 16, 16, 3, 1),
+        (3, 20, 40, 3, 2),
+        (32, 4, 4, 3, 1),
+        (32, 4, 8, 3, 2),
+        (12, 3, 5, 5, 1),
+        (17, 1, 2, 3, 1),
+        (64, 1, 1, 3, 3),
+        (40, 1, 2, 3, 1),
+        (4, 24, 8, 1, 1),
+        (2, 150, 140, 3, 1),
+    ] {
+        let shape = Conv2dShape {
+            groups,
+            ..padded((3, 9, groups * of_group, groups * per_group, kernel, stride))
+        };
         check_shape(&shape, &mut Random(5), &pools);
     }
 }
@@ -432,6 +470,13 @@ fn what_stands_before_the_slots_of_a_workspace_is_whole_cache_lines() {
             conv.shape()
         );
     }
+}
+
+#[test]
+#[should_panic(expected = "convolution: expected groups that divide the channels")]
+fn groups_that_do_not_divide_the_channels_are_refused() {
+    let shape = shape_of([1, 4, 4, 4], 4, [3, 1, 1]);
+    plan(Conv2dShape { groups: 3, ..shape });
 }
 
 #[test]

@@ -7,21 +7,17 @@ use super::Conv2dShape;
 fn each_product(s: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
     let out_h = s.out_height();
     let out_w = s.out_width();
-    let k = s.kernel;
+    let [rows, columns] = s.kernel;
     for n in 0..s.batch {
         for (oh, ow) in (0..out_h).flat_map(|oh| (0..out_w).map(move |ow| (oh, ow))) {
-            for (kh, kw) in (0..k).flat_map(|kh| (0..k).map(move |kw| (kh, kw))) {
+            for (kh, kw) in (0..rows).flat_map(|kh| (0..columns).map(move |kw| (kh, kw))) {
                 let ih = oh * s.stride + kh;
                 let iw = ow * s.stride + kw;
-                if ih < s.padding
-                    || iw < s.padding
-                    || ih - s.padding >= s.height
-                    || iw - s.padding >= s.width
-                {
+                let [above, left] = s.padding;
+                if ih < above || iw < left || ih - above >= s.height || iw - left >= s.width {
                     continue;
                 }
-                let x =
-                    ((n * s.height + ih - s.padding) * s.width + iw - s.padding) * s.in_channels;
+                let x = ((n * s.height + ih - above) * s.width + iw - left) * s.in_channels;
                 let y = ((n * out_h + oh) * out_w + ow) * s.out_channels;
                 let of_group = s.in_channels / s.groups;
                 let per_group = s.out_channels / s.groups;
@@ -30,7 +26,7 @@ fn each_product(s: &Conv2dShape, mut visit: impl FnMut(usize, usize, usize)) {
                         visit(
                             y + co,
                             x + co / per_group * of_group + ci,
-                            ((co * of_group + ci) * k + kh) * k + kw,
+                            ((co * of_group + ci) * rows + kh) * columns + kw,
                         );
                     }
                 }
@@ -57,7 +53,7 @@ pub(super) fn data_gradient(s: &Conv2dShape, dy: &[f32], w: &[f32]) -> Vec<f64> 
     dx
 }
 
-/// The gradient of the weights `[C_out, C_in / groups, K, K]`.
+/// The gradient of the weights `[C_out, C_in / groups, K_h, K_w]`.
 #[must_use]
 pub(super) fn weight_gradient(s: &Conv2dShape, x: &[f32], dy: &[f32]) -> Vec<f64> {
     let mut dw = vec![0.0; s.weight_len()];

@@ -14,7 +14,6 @@ use half::bf16;
 
 use super::grid::{Grid, PackSteps, STEP_PAIRS};
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::direct::finish::Finish;
 use crate::conv2d::direct::weight_gradient::block_of;
 use crate::conv2d::gradient_pieces::{Method, Pieces, Task, Unit, Units, WeightPlan};
 use crate::conv2d::plan::PixelRows;
@@ -50,23 +49,24 @@ impl TileWeightPlan {
         let s = &all.shape;
         let out_h = s.out_height();
         let out_w = s.out_width();
-        let halo = (s.kernel - 1) / s.stride;
+        let halo = s.kernel.map(|taps| (taps - 1) / s.stride);
         // The zeros behind a row serve as those before the next one, and likewise those between
         // images.
-        let shared = if s.stride == 1 { s.padding } else { 0 };
-        let pitch = out_w + halo - shared;
+        let shared = if s.stride == 1 { s.padding } else { [0, 0] };
+        let pitch = out_w + halo[1] - shared[1];
         let most_rows = (UNIT_POSITIONS / pitch).clamp(1, out_h);
         let units = Units::new(all, most_rows, |band_rows| {
-            UNIT_POSITIONS / ((band_rows + halo - shared) * pitch)
+            UNIT_POSITIONS / ((band_rows + halo[0] - shared[0]) * pitch)
         });
-        let shared_rows = if units.num_bands == 1 { shared } else { 0 };
+        let shared_rows = if units.num_bands == 1 { shared[0] } else { 0 };
+        let block = s.block().0;
         Self {
             units,
             pieces: Pieces::new(s.weight_len(), units.len(), all.pixels / PIECE_PIXELS),
-            in_block: block_of(s.in_channels, (TASK_RUN / s.kernel).max(PANEL)),
-            out_block: block_of(s.out_channels, TASK_CHANNELS),
+            in_block: block_of(block.in_channels, (TASK_RUN / s.kernel[1]).max(PANEL)),
+            out_block: block_of(block.out_channels, TASK_CHANNELS),
             pitch,
-            image_rows: units.band_rows + halo - shared_rows,
+            image_rows: units.band_rows + halo[0] - shared_rows,
         }
     }
 
@@ -85,9 +85,9 @@ impl TileWeightPlan {
 
     /// Returns the number of steps of a plane of x: with the farthest tap's positions.
     fn plane_steps(&self, steps: usize) -> usize {
-        steps
-            + ((self.units.rows.shape.kernel - 1) / self.units.rows.shape.stride * (self.pitch + 1))
-                .div_ceil(TILE_VALUES)
+        let s = &self.units.rows.shape;
+        let [down, right] = s.kernel.map(|taps| (taps - 1) / s.stride);
+        steps + (down * self.pitch + right).div_ceil(TILE_VALUES)
     }
 
     /// Pairs from one channel of a plane to the next: an odd number of cache lines, against set
@@ -104,24 +104,24 @@ impl TileWeightPlan {
         self.in_block.next_multiple_of(PANEL) * self.channel_stride()
     }
 
-    /// Returns the planes in one direction.
-    fn parities(&self) -> usize {
-        self.units
-            .rows
-            .shape
-            .stride
-            .min(self.units.rows.shape.kernel)
+    /// Returns the planes in each direction.
+    fn parities(&self) -> [usize; 2] {
+        let s = &self.units.rows.shape;
+        s.kernel.map(|taps| taps.min(s.stride))
+    }
+
+    fn num_planes(&self) -> usize {
+        self.parities().iter().product()
     }
 
     fn sums_len(&self) -> usize {
-        let taps = self.units.rows.shape.kernel * self.units.rows.shape.kernel;
+        let taps = self.units.rows.shape.taps();
         self.out_block.next_multiple_of(PANEL) * self.in_block.next_multiple_of(PANEL) * taps
     }
 
     /// Returns the room for a unit's packed x and dy.
     fn scratch_len(&self) -> usize {
-        let planes = self.parities() * self.parities();
-        planes * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
+        self.num_planes() * self.plane_len() + self.out_block.div_ceil(PANEL) * self.panel_stride()
     }
 }
 
@@ -168,20 +168,10 @@ impl<T: Tiles> Method<bf16> for ByTiles<'_, T> {
     }
 
     fn finish<S: Simd>(&self, task: &Task<'_, bf16>, sums: &[f32], dw: *mut f32) {
-        let s = &self.plan.units.rows.shape;
-        let taps = s.kernel * s.kernel;
-        let finish = Finish {
-            sums,
-            taps,
-            in_count: task.in_count,
-            in_stride: task.in_count.next_multiple_of(PANEL),
-            out_count: task.out_count,
-            dw: dw.wrapping_add(task.first_weight(s, taps)),
-            filter_len: s.in_channels * taps,
-        };
+        let in_stride = task.in_count.next_multiple_of(PANEL);
         // SAFETY: `dw` holds all filters; this task's channels of its filters are written by no
         // other.
-        unsafe { S::vectorize(finish) };
+        unsafe { task.finish::<S>(&self.plan.units.rows.shape, sums, in_stride, dw) };
     }
 }
 
@@ -209,9 +199,9 @@ fn run_unit<S: Simd, T: Tiles>(
     } else {
         [s.height, s.width]
     };
-    let (planes, dy) = slot.split_at_mut(plan.parities() * plan.parities() * plan.plane_len());
+    let (planes, dy) = slot.split_at_mut(plan.num_planes() * plan.plane_len());
     let in_image = s.height * s.width * s.in_channels;
-    let offset = |parity: usize| parity as isize - s.padding as isize;
+
     let of_unit = Grid {
         images,
         image_rows: plan.image_rows,
@@ -239,10 +229,10 @@ fn run_unit<S: Simd, T: Tiles>(
     // SAFETY: features asserted by `Isa::run`; the kernel stays inside its slices.
     unsafe { S::vectorize(right) };
     for (index, plane) in planes.chunks_exact_mut(plan.plane_len()).enumerate() {
-        let parities = [index / plan.parities(), index % plan.parities()];
+        let [_, of_row] = plan.parities();
         let [first_row, first_column] = [
-            (row * s.stride) as isize + offset(parities[0]),
-            offset(parities[1]),
+            (row * s.stride + index / of_row) as isize - s.padding[0] as isize,
+            (index % of_row) as isize - s.padding[1] as isize,
         ];
         let grid = Grid {
             rows: Grid::inside(first_row, s.stride, in_h).map(|row| row.min(plan.image_rows)),
@@ -297,8 +287,7 @@ impl Products<'_> {
     /// all taps.
     fn run<T: Tiles>(&self, out_count: usize, sums: &mut [f32]) {
         let plan = self.plan;
-        let side = plan.units.rows.shape.kernel;
-        let taps = side * side;
+        let taps = plan.units.rows.shape.taps();
         let in_panels = self.in_count.div_ceil(PANEL);
         let out_panels = out_count.div_ceil(PANEL);
         assert!(
@@ -346,13 +335,13 @@ impl Products<'_> {
     #[inline(always)]
     fn left(&self, index: usize) -> (*const f32, usize) {
         let plan = self.plan;
-        let side = plan.units.rows.shape.kernel;
-        let stride = plan.units.rows.shape.stride;
-        let channels = index / (side * side);
-        let tap = index % (side * side);
-        let row = tap / side;
-        let column = tap % side;
-        let plane = row % stride * plan.parities() + column % stride;
+        let Conv2dShape { kernel, stride, .. } = plan.units.rows.shape;
+        let taps = kernel[0] * kernel[1];
+        let channels = index / taps;
+        let tap = index % taps;
+        let row = tap / kernel[1];
+        let column = tap % kernel[1];
+        let plane = row % stride * plan.parities()[1] + column % stride;
         let shift = row / stride * plan.pitch + column / stride;
         let channel = plane * plan.plane_len() + channels * PANEL * plan.channel_stride();
         let last = channel
@@ -385,9 +374,7 @@ impl Products<'_> {
         panel: usize,
         sums: &mut [f32],
     ) {
-        let count = self.plan.units.rows.shape.kernel
-            * self.plan.units.rows.shape.kernel
-            * self.in_count.div_ceil(PANEL);
+        let count = self.plan.units.rows.shape.taps() * self.in_count.div_ceil(PANEL);
         let lefts =
             [0, 1, 2, 3].map(|index| self.left(if index < L { first + index } else { first }));
         let left_stride = self.plan.channel_stride() * size_of::<f32>();

@@ -73,7 +73,7 @@ impl GridPlan {
 impl WinogradPlan {
     /// Returns true if the algorithm supports the shape.
     pub(crate) fn supports(s: &Conv2dShape) -> bool {
-        s.kernel == 3 && s.stride == 1
+        [s.kernel, s.padding] == [[3, 3], [s.padding[0]; 2]] && s.stride == 1 && s.groups == 1
     }
 
     /// Returns true if Winograd is faster than direct convolution. It compares rough counts of
@@ -94,13 +94,13 @@ impl WinogradPlan {
     pub(crate) fn forward(s: &Conv2dShape) -> Self {
         let input = GridPlan::new(s.height, s.width, s.in_channels);
         let output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
-        Self::new(s.batch, input, output, s.padding, MAX_BLOCK_TILES)
+        Self::new(s.batch, input, output, s.padding[0], MAX_BLOCK_TILES)
     }
 
     pub(crate) fn data_gradient(s: &Conv2dShape) -> Self {
         let input = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
         let output = GridPlan::new(s.height, s.width, s.in_channels);
-        Self::new(s.batch, input, output, 2 - s.padding, MAX_BLOCK_TILES)
+        Self::new(s.batch, input, output, 2 - s.padding[0], MAX_BLOCK_TILES)
     }
 
     /// Returns the weight gradient's tiles: those of x and of dy, at most `task_channels` of each
@@ -110,7 +110,7 @@ impl WinogradPlan {
         let mut output = GridPlan::new(s.out_height(), s.out_width(), s.out_channels);
         input.channels = input.channels.min(task_channels);
         output.channels = output.channels.min(task_channels);
-        Self::new(s.batch, input, output, s.padding, PIECE_TILES)
+        Self::new(s.batch, input, output, s.padding[0], PIECE_TILES)
     }
 
     fn new(

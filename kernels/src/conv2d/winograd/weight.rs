@@ -103,7 +103,7 @@ impl<E: Element> Method<E> for WinogradWeightPlan {
                 sums: sums.as_ptr(),
                 in_count: task.in_count,
                 out_count: task.out_count,
-                dw: dw.add(task.first_weight(&self.rows.shape, 9)),
+                dw: dw.add(9 * (task.out_c * self.rows.shape.in_channels + task.in_c)),
                 filter_len: self.rows.shape.in_channels * 9,
             });
         }

@@ -412,7 +412,7 @@ fn layer<B: LayerOps>(residual: ResidualKind, device: &Device<B>) -> Results {
     );
     let convolution = ConvolutionOptions {
         stride: 1,
-        padding: 1,
+        padding: [1, 1],
         algorithm: Convolution::Auto,
     };
     let options = LayerOptions {

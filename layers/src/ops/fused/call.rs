@@ -37,16 +37,10 @@ pub(crate) struct LayerCall {
 
 impl LayerCall {
     pub(in crate::ops) fn plan(&self) -> Layer {
-        let Conv2dShape {
-            batch,
-            height,
-            kernel,
-            stride,
-            ..
-        } = self.shape;
+        let Conv2dShape { batch, height, .. } = self.shape;
         // A convolution of single pixels may be cut between any rows; shortcut A between images
         // only.
-        let by_rows = kernel == 1 && stride == 1 && self.residual != ResidualKind::ShortcutA;
+        let by_rows = self.shape.is_pointwise() && self.residual != ResidualKind::ShortcutA;
         let shape = if by_rows {
             Conv2dShape {
                 batch: batch * height,

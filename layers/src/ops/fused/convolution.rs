@@ -47,11 +47,10 @@ impl BurnConvolution {
         let [.., channels] = input.shape().dims::<4>();
         let [_, of_group, ..] = weight.shape().dims::<4>();
         let stride = [options.stride; 2];
-        let padding = [options.padding; 2];
         Self {
             stored,
             computed,
-            options: ConvOptions::new(stride, padding, [1, 1], channels / of_group),
+            options: ConvOptions::new(stride, options.padding, [1, 1], channels / of_group),
         }
     }
 

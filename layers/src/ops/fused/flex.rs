@@ -372,7 +372,7 @@ pub(in crate::ops) fn convolution_shape(
     convolution: ConvolutionOptions,
 ) -> Conv2dShape {
     let [batch, height, width, in_channels] = input.shape().dims();
-    let [out_channels, of_group, kernel, _] = weight.shape().dims();
+    let [out_channels, of_group, kernel @ ..] = weight.shape().dims::<4>();
     Conv2dShape {
         batch,
         height,

@@ -25,7 +25,6 @@ use burn::tensor::Tensor;
 use super::composed::widen;
 use super::{ConvolutionOptions, HookedParameters, LayerOps, StatisticsReducer};
 use kernels::batch_norm::Rectifier;
-use kernels::conv2d::Conv2dShape;
 use kernels::simd::Isa;
 
 pub(super) use call::{Before, LayerCall, shortcut_a};
@@ -165,7 +164,7 @@ pub(crate) struct LayerGradients<B: Backend> {
 /// Runs [`LayerOps::layer`] on tensors of any device, differentiable on autodiff ones.
 ///
 /// # Shapes
-/// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in, K, K]`, depthwise `[C, 1, K, K]`; `gamma`,
+/// `input`: `[N, H, W, C_in]`; `weight`: `[C_out, C_in / groups, K_h, K_w]`; `gamma`,
 /// `beta`: `[C_out]`; `residual`: see [`LayerOptions::residual`].
 ///
 /// # Panics
@@ -245,15 +244,11 @@ fn expect_tensors(
     );
     let Some(weight) = weight else { return };
     let [.., channels] = input.dims();
-    let [c_out, of_group, height, width] = weight.dims();
+    let [c_out, of_group, ..] = weight.dims();
     let groups = channels / of_group.max(1);
     assert!(
-        groups * of_group == channels
-            && Conv2dShape::has_groups([channels, c_out], height, groups)
-            && height == width,
-        "layer: expected a weight [C_out, {channels}, K, K], or [{channels}, 1, K, K] with K = 3, 5 or 7, \
-         for an input of {channels} channels, got {:?}. Use burn's Conv2d for other groups and for \
-         kernels that are not square.",
+        groups > 0 && groups * of_group == channels && c_out.is_multiple_of(groups),
+        "layer: expected a weight [C_out, {channels} / groups, K_h, K_w] with groups that divide C_out, got {:?}",
         weight.dims()
     );
 }

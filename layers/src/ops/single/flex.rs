@@ -608,9 +608,9 @@ fn product(x: &FlexTensor, weight: &FlexTensor) -> Conv2dShape {
         width,
         in_channels,
         out_channels,
-        kernel: 1,
+        kernel: [1, 1],
         stride: 1,
-        padding: 0,
+        padding: [0, 0],
         groups: 1,
     }
 }

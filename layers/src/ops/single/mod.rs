@@ -25,7 +25,7 @@ use crate::choices::{Computation, Kernels};
 /// An operation on x and two parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operation {
-    /// x `[N, H, W, C_in]`, weight `[C_out, C_in / groups, K, K]`, bias `[C_out]`.
+    /// x `[N, H, W, C_in]`, weight `[C_out, C_in / groups, K_h, K_w]`, bias `[C_out]`.
     Convolution(ConvolutionOptions),
     /// x `[.., C_in]`, weight `[C_in, C_out]` as in burn, bias `[C_out]`.
     Linear,

@@ -116,7 +116,7 @@ impl Case {
     fn convolution(self) -> ConvolutionOptions {
         ConvolutionOptions {
             stride: self.stride,
-            padding: self.kernel / 2,
+            padding: [self.kernel / 2; 2],
             algorithm: choices::Convolution::Auto,
         }
     }
