@@ -43,9 +43,30 @@ def conv(*args, **kwargs):
     return torch.nn.Conv2d(*args, **kwargs, bias=False).to(memory_format=torch.channels_last)
 
 
+class SeResNeXt(torch.nn.Module):
+    """The block of that name in layers/benches/ops.rs."""
+
+    def __init__(self):
+        super().__init__()
+
+        def layer(channels, side, groups):
+            conv = torch.nn.Conv2d(*channels, side, padding=side // 2, groups=groups, bias=False)
+            return torch.nn.Sequential(conv, torch.nn.BatchNorm2d(channels[1]))
+
+        self.layers = torch.nn.Sequential(
+            layer((256, 128), 1, 1), torch.nn.ReLU(), layer((128, 128), 3, 32), torch.nn.ReLU(), layer((128, 256), 1, 1)
+        )
+        self.gate = torch.nn.Sequential(torch.nn.Linear(256, 16), torch.nn.ReLU(), torch.nn.Linear(16, 256), torch.nn.Sigmoid())
+
+    def forward(self, x):
+        y = self.layers(x)
+        return torch.relu(y * self.gate(y.mean((2, 3)))[:, :, None, None] + x)
+
+
 def operations():
     """The shape of x and the operation, by the names in layers/benches/ops.rs."""
     return {
+        "dropout": (IMAGES, torch.nn.Dropout(0.1)),
         "leaky relu": (IMAGES, torch.nn.LeakyReLU(0.01)),
         "sigmoid": (IMAGES, torch.nn.Sigmoid()),
         "tanh": (IMAGES, torch.nn.Tanh()),
@@ -70,8 +91,10 @@ def operations():
         "convolution stride 3": (IMAGES, conv(64, 64, 3, stride=3)),
         "convolution dilated": (IMAGES, conv(64, 64, 3, padding=2, dilation=2)),
         "convolution 1x7": (IMAGES, conv(64, 64, (1, 7), padding=(0, 3))),
+        "convolution 7x1": (IMAGES, conv(64, 64, (7, 1), padding=(3, 0))),
         "depthwise 9x9": (IMAGES, conv(64, 64, 9, padding=4, groups=64)),
         "depthwise doubled": (IMAGES, conv(64, 128, 3, padding=1, groups=64)),
+        "SE-ResNeXt block": ((8, 256, 28, 28), SeResNeXt().to(memory_format=torch.channels_last)),
         "transposed convolution 2x2": (
             IMAGES,
             torch.nn.ConvTranspose2d(64, 64, 2, stride=2).to(memory_format=torch.channels_last),

@@ -1,6 +1,7 @@
 //! Measures operations outside fused layers, forward and backward, on one thread.
 //!
 //! In: words of the command line; only operations whose name contains one of them are measured.
+//! `--avx2` forces AVX2; PyTorch needs `ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2` then.
 //! Out: one JSON line per operation: `operation`, `dtype`, `ms`, `kernels_ms` (the part in
 //! Lockstep's kernels), and `fallback`, true if burn computes it.
 //! Invariant: a time is the minimum over repetitions, less the time of the gradient that a pass
@@ -14,12 +15,14 @@ use std::time::{Duration, Instant};
 
 use burn::nn::PaddingConfig2d::{Explicit, Valid};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-use layers::backend::{Loss, loss_sum};
+use layers::backend::{Activations, Computation, Isa, Loss, loss_sum};
 use layers::timing::kernel_times;
 use layers::{
-    AttentionMask, AvgPool2dConfig, Conv2dConfig, ConvTranspose2dConfig, Features, GroupNormConfig,
-    Interpolate2dConfig, InterpolateMode, MaxPool2dConfig, attention, fallback_ops, gelu,
-    hard_swish, leaky_relu, log_softmax, masked_attention, sigmoid, silu, softmax, tanh,
+    AttentionMask, AvgPool2dConfig, BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig,
+    ConvTranspose2dConfig, DropoutConfig, Features, GroupNormConfig, Interpolate2dConfig,
+    InterpolateMode, Linear, LinearConfig, MaxPool2dConfig, PassContext, attention, fallback_ops,
+    gelu, global_avg_pool, hard_swish, leaky_relu, log_softmax, masked_attention, relu, sigmoid,
+    silu, softmax, tanh,
 };
 
 /// Duration of the repetitions of an operation, and the least number of them.
@@ -50,18 +53,24 @@ impl Bench {
             return;
         }
         let noted = fallback_ops().len();
-        for (dtype, format) in [("f32", FloatDType::F32), ("bf16", FloatDType::BF16)] {
+        for (dtype, format, activations) in [
+            ("f32", FloatDType::F32, Activations::F32),
+            ("bf16", FloatDType::BF16, Activations::Bf16),
+        ] {
+            let mut context = PassContext::current();
+            context.computation.activations = activations;
             let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &self.device)
                 .cast(format)
                 .detach()
                 .require_grad();
             let pass = || {
-                let gradients = operation(x.clone()).backward();
+                let y = context.clone().scope(|| operation(x.clone()));
+                let gradients = y.backward();
                 assert!(x.grad(&gradients).is_some(), "{name}: x has a gradient");
             };
             pass();
             // burn's backward pass begins with a tensor of ones, which no training step needs.
-            let y = operation(x.clone()).detach();
+            let y = context.clone().scope(|| operation(x.clone()).detach());
             let end = Instant::now() + DURATION;
             let mut best = Duration::MAX;
             let mut seeding = Duration::MAX;
@@ -95,15 +104,74 @@ impl Bench {
     }
 }
 
+/// A bottleneck block of 32 groups of 4 channels with squeeze and excitation (Xie et al. 2016,
+/// arXiv 1611.05431; Hu et al. 2017, arXiv 1709.01507).
+struct SeResNeXt {
+    layers: [(Conv2d, BatchNorm); 3],
+    gate: [Linear; 2],
+}
+
+impl SeResNeXt {
+    fn new(device: &Device) -> Self {
+        let layer = |[from, to]: [usize; 2], side: usize, groups| {
+            let border = side / 2;
+            let conv = Conv2dConfig::new([from, to], [side; 2])
+                .with_padding(Explicit(border, border, border, border))
+                .with_groups(groups)
+                .with_bias(false);
+            (conv.init(device), BatchNormConfig::new(to).init(device))
+        };
+        let linear = |from, to| LinearConfig::new(from, to).init(device);
+        Self {
+            layers: [
+                layer([256, 128], 1, 1),
+                layer([128, 128], 3, 32),
+                layer([128, 256], 1, 1),
+            ],
+            gate: [linear(256, 16), linear(16, 256)],
+        }
+    }
+
+    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+        let x = Features::from(x);
+        let layer = |index: usize, x: Features| {
+            let (conv, norm) = &self.layers[index];
+            norm.forward(conv.forward(x))
+        };
+        let y = layer(2, relu(layer(1, relu(layer(0, x.clone())))));
+        let squeezed = self.gate[0].forward(global_avg_pool(y.clone()));
+        let squeezed = Tensor::<4>::from(relu(squeezed.unsqueeze_dims::<4>(&[1, 2])));
+        let gate = sigmoid(self.gate[1].forward(squeezed));
+        Tensor::from(relu(y * gate + x))
+    }
+}
+
 fn main() {
     rayon::ThreadPoolBuilder::new()
         .num_threads(1)
         .build_global()
         .expect("the first pool of the program");
+    let (flags, words): (Vec<_>, Vec<_>) =
+        std::env::args().skip(1).partition(|word| word == "--avx2");
+    let isa = if flags.is_empty() {
+        Isa::detect()
+    } else {
+        Isa::Avx2Fma
+    };
     let bench = Bench {
-        words: std::env::args().skip(1).collect(),
+        words,
         device: Device::flex().autodiff(),
     };
+    let computation = Computation {
+        isa,
+        ..Computation::default()
+    };
+    PassContext::from(computation).scope(|| measure(&bench));
+}
+
+fn measure(bench: &Bench) {
+    let dropout = DropoutConfig::new(0.1).init();
+    bench.run("dropout", IMAGES, |x| dropout.forward(x));
     bench.run("leaky relu", IMAGES, |x| leaky_relu(x, 0.01));
     bench.run("sigmoid", IMAGES, sigmoid);
     bench.run("tanh", IMAGES, tanh);
@@ -132,7 +200,7 @@ fn main() {
         Tensor::<4>::from(average.forward(x))
     });
     bench.run("relu", IMAGES, |x| {
-        Tensor::<4>::from(layers::relu(Features::from(x)))
+        Tensor::<4>::from(relu(Features::from(x)))
     });
     bench.run("cat", IMAGES, |x: Tensor<4>| {
         Tensor::<4>::from(Features::cat(vec![x.clone().into(), x.into()]))
@@ -167,10 +235,16 @@ fn main() {
     );
     let flat = conv([64, 64], [1, 7]).with_padding(pad(0, 3));
     bench.conv("convolution 1x7", IMAGES, flat);
+    let tall = conv([64, 64], [7, 1]).with_padding(pad(3, 0));
+    bench.conv("convolution 7x1", IMAGES, tall);
     let depthwise = conv([64, 64], [9, 9]).with_groups(64);
     bench.conv("depthwise 9x9", IMAGES, depthwise.with_padding(pad(4, 4)));
     let doubled = conv([64, 128], [3, 3]).with_groups(64);
     bench.conv("depthwise doubled", IMAGES, doubled.with_padding(pad(1, 1)));
+    bench.run("SE-ResNeXt block", [8, 28, 28, 256], {
+        let block = SeResNeXt::new(&bench.device);
+        move |x| block.forward(x)
+    });
     let transposed = ConvTranspose2dConfig::new([64, 64], [2, 2]).with_stride([2, 2]);
     let transposed = transposed.init(&bench.device);
     bench.run("transposed convolution 2x2", IMAGES, |x| {
