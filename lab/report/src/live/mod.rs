@@ -7,6 +7,7 @@
 mod state;
 mod view;
 
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use anyhow::Result;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::Rect;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use self::state::{Live, SILENCE, Stage, Watched};
 
@@ -125,8 +128,10 @@ fn is_ended_by_key(is_to_end: impl Fn() -> bool) -> Result<bool> {
         if is_to_end() {
             return Ok(true);
         }
-        if !event::poll(LOOK)? {
-            continue;
+        match input()? {
+            Input::None => continue,
+            Input::HungUp => return Ok(true),
+            Input::Event => {}
         }
         match event::read()? {
             Event::Key(key) => match key.code {
@@ -141,6 +146,37 @@ fn is_ended_by_key(is_to_end: impl Fn() -> bool) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+enum Input {
+    None,
+    Event,
+    /// The terminal is gone.
+    HungUp,
+}
+
+/// Waits a moment for a key or a new size of the terminal.
+///
+/// Asks the system first: crossterm does not return from a wait for a terminal that is gone.
+fn input() -> Result<Input> {
+    let stdin = io::stdin();
+    let mut wait = LOOK;
+    if stdin.is_terminal() {
+        let mut descriptors = [PollFd::new(&stdin, PollFlags::IN)];
+        match poll(&mut descriptors, Some(&Timespec::try_from(LOOK)?)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        if descriptors[0].revents().intersects(gone) {
+            return Ok(Input::HungUp);
+        }
+        wait = Duration::ZERO;
+    }
+    Ok(match event::poll(wait)? {
+        true => Input::Event,
+        false => Input::None,
+    })
 }
 
 #[cfg(test)]
