@@ -234,7 +234,9 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
 /// Returns commands for a run that has ended: `--resume` if it `is_stopped`, otherwise a report and
 /// an evaluation.
 fn next_commands(directory: &Path, launch: &LaunchFacts, is_stopped: bool) -> Vec<String> {
-    let program = std::env::args_os().next().map_or_else(String::new, quoted);
+    let program = std::env::args_os().next().map(PathBuf::from);
+    let program = program.as_deref().and_then(Path::file_name);
+    let program = program.map_or_else(String::new, quoted);
     let directory = quoted(directory);
     if !is_stopped {
         return vec![

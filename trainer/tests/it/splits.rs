@@ -301,7 +301,7 @@ fn the_log_says_on_which_images_the_best_model_is_chosen() {
     };
     let text = log("--val-fraction 0.25");
     for words in [
-        "78 train, 26 val, 40 test samples",
+        "78 train, 26 val, 40 test |",
         "best by val-top1; test at the end",
         "\nbest     val-top1 ",
     ] {

@@ -33,15 +33,10 @@ const TRAIN: &str = "train --model resnet8 --shapes-train 4000 --shapes-test 500
 const STEP: usize = 100;
 
 /// Figures of the report: the study, the figure, and its name in the book.
-const OF_STUDIES: [(&str, &str, &str); 4] = [
-    (
-        "pytorch-horovod-resnet20",
-        "comparison-bars-2.svg",
-        "resnet20-two-ranks.svg",
-    ),
+const OF_STUDIES: [(&str, &str, &str); 3] = [
     (
         "accuracy",
-        "comparison-accuracy-seconds.svg",
+        "comparison-accuracy-by-time.svg",
         "accuracy.svg",
     ),
     ("two-hosts.tar.gz", "side-by-side.svg", "two-hosts.svg"),
@@ -160,11 +155,11 @@ fn tensorboard(folder: &Path) -> Outcome {
     while TcpStream::connect(address).is_err() && begin.elapsed() < START {
         sleep(Duration::from_millis(200));
     }
-    let page = format!("http://{address}/#timeseries&tagFilter=loss|accuracy");
+    let page = format!("http://{address}/#scalars&tagFilter=loss|accuracy");
     let done = photograph(
         &page,
         "tensorboard.png",
-        (1200, 800),
+        (1040, 640),
         &["--virtual-time-budget=30000"],
     );
     let stopped = server
