@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use datasets::{DatasetError, Samples};
 use distributed::watchdog::Phase;
-use records::EvaluationByClass;
+use records::{EvaluationByClass, grouped};
 
 use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Family, WeightSource, timeout};
@@ -79,6 +79,9 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
     let task = Arc::new(T::new(&model_args, &setup)?);
     let request = task.request(&config.compute, &device);
     let model = saved.model(&*task, &model_args, &request, world)?;
+    let num_samples = grouped(samples.len() as u64);
+    let split_name = samples.name();
+    (world.reporter).note(&format!("samples  {num_samples} of {split_name}"));
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {
         micro_batch_size: config.batch_size_per_rank,
@@ -103,7 +106,7 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
     let result = found_by_root(communicator, || Ok(result))?;
     world
         .reporter
-        .evaluation(&format!("{} on {}", saved.name(), samples.name()), &result);
+        .evaluation(&format!("{} on {split_name}", saved.name()), &result);
     if args.json {
         world.reporter.json(&result)?;
     }

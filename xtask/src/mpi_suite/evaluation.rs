@@ -116,8 +116,8 @@ fn lost_rank_is_named(suite: &Suite) -> Checked {
         ..run.on(2)
     };
     let log = evaluation.log();
-    let is_drawn = "shapes test: drawn";
-    let is_time = || fs::read_to_string(&log).is_ok_and(|text| text.contains(is_drawn));
+    let has_begun = "samples  40,000 of shapes test";
+    let is_time = || fs::read_to_string(&log).is_ok_and(|text| text.contains(has_begun));
     let (ended, _) = evaluation.signalled(is_time, &[("STOP", 1)])?;
     ended.expect_failure()?;
     ended.expect_text(&["rank 1 does not answer"])
