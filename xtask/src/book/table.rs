@@ -149,10 +149,12 @@ impl Table {
     }
 }
 
-/// Separates several numbers by commas, and the thousands of a number.
+/// Separates several numbers by commas, and the thousands of a number. A number with an exponent
+/// stays as it is.
 fn shown(cell: &str) -> String {
     let words: Vec<&str> = cell.split(' ').collect();
-    let are_numbers = words.iter().all(|word| word.parse::<f64>().is_ok());
+    let is_number = |word: &&str| word.parse::<f64>().is_ok() && !word.contains(['e', 'E']);
+    let are_numbers = words.iter().all(is_number);
     match are_numbers {
         true => words
             .into_iter()
@@ -191,6 +193,14 @@ mod tests {
         assert!(table.rows(&Filter::parse("a=3").unwrap()).is_err());
         assert!(Filter::parse("a").is_err() && Table::parse("a,b\n1\n", "t").is_err());
         assert_eq!(table.csv(), "a,b,c\n1,x,1234 5\n2,y,6\n1,z,-7\n");
+    }
+
+    #[test]
+    fn exponents_are_not_taken_for_thousands() {
+        assert_eq!(
+            ["1e-5", "2.5E-3", "1234 5"].map(shown),
+            ["1e-5", "2.5E-3", "1,234, 5"]
+        );
     }
 
     #[test]
