@@ -19,57 +19,38 @@ const BEST: (&str, &str, &str) = ("PyTorch best", "PyTorch's best settings", "#1
 
 struct Bar {
     value: f64,
-    text: String,
     colour: &'static str,
 }
 
 /// Speed of Lockstep over that of PyTorch.
 pub(super) fn speed(steps: &Table) -> Outcome<String> {
-    let bars = |job: &Job| {
-        let of = |(name, _, colour)| {
-            let value = job.ratio(name)?.middle();
-            let text = format!("{value:.2}");
-            Some(Bar {
-                value,
-                text,
-                colour,
-            })
-        };
-        [DEFAULT, BEST].into_iter().filter_map(of).collect()
-    };
     draw(
         steps,
         "Speed of Lockstep over that of PyTorch, one core or GPU",
-        bars,
+        |job, program| Some(job.ratio(program)?.middle()),
     )
 }
 
 /// Memory of Lockstep as a share of PyTorch's.
 pub(super) fn memory(steps: &Table) -> Outcome<String> {
-    let bars = |job: &Job| {
-        let of = |(name, _, colour)| {
-            let value = job.program("Lockstep")?.mib? / job.program(name)?.mib?;
-            let text = format!("{value:.2}");
-            Some(Bar {
-                value,
-                text,
-                colour,
-            })
-        };
-        [DEFAULT, BEST].into_iter().filter_map(of).collect()
-    };
     draw(
         steps,
         "Peak memory of Lockstep over that of PyTorch, one core",
-        bars,
+        |job, program| Some(job.program("Lockstep")?.mib? / job.program(program)?.mib?),
     )
 }
 
-fn draw(steps: &Table, title: &str, bars: impl Fn(&Job) -> Vec<Bar>) -> Outcome<String> {
+/// Draws a bar for each job and each program that `value` has a number for.
+fn draw(steps: &Table, title: &str, value: impl Fn(&Job, &str) -> Option<f64>) -> Outcome<String> {
     let jobs = jobs(steps, &Filter::parse("ranks=1")?)?;
     let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
     for job in &jobs {
-        let (label, bars) = (label(job), bars(job));
+        let label = label(job);
+        let bar = |(program, _, colour)| {
+            let value = value(job, program)?;
+            Some(Bar { value, colour })
+        };
+        let bars: Vec<Bar> = [DEFAULT, BEST].into_iter().filter_map(bar).collect();
         // A job that two studies measured is drawn once.
         if !bars.is_empty() && groups.iter().all(|(earlier, _)| *earlier != label) {
             groups.push((label, bars));
@@ -89,7 +70,12 @@ fn draw(steps: &Table, title: &str, bars: impl Fn(&Job) -> Vec<Bar>) -> Outcome<
                 "<rect x=\"{LABELS}\" y=\"{y}\" width=\"{width:.1}\" height=\"{:.0}\" fill=\"{colour}\"/>\n",
                 BAR - 1.0
             );
-            shapes += &text(LABELS + width + 4.0, y + BAR - 2.0, "start", &bar.text);
+            shapes += &text(
+                LABELS + width + 4.0,
+                y + BAR - 2.0,
+                "start",
+                &format!("{:.2}", bar.value),
+            );
             y += BAR;
         }
         y += 8.0;

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cluster::failure::{Outcome, failed};
+use cluster::json;
 use serde_json::Value;
 
 use super::table::{Filter, Table, grouped};
@@ -66,7 +67,7 @@ fn of_study(folder: &Path, study: &Path, head: &[String]) -> Outcome<Vec<Vec<Str
     let text = fs::read_to_string(&records).map_err(at(&records))?;
     let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
     for line in text.lines() {
-        let record = json(line, &records)?;
+        let record: Value = serde_json::from_str(line).map_err(at(&records))?;
         let result = &record["result"];
         if let Some(speed) = result["images_per_second"].as_f64() {
             let cell = rounds.entry(word(&record["cell"])).or_default();
@@ -76,8 +77,7 @@ fn of_study(folder: &Path, study: &Path, head: &[String]) -> Outcome<Vec<Vec<Str
                 .extend(bytes.map(|bytes| bytes / f64::from(1 << 20)));
         }
     }
-    let text = fs::read_to_string(study).map_err(at(study))?;
-    let plan = json(&text, study)?;
+    let plan: Value = json::read(study)?;
     let source = study.parent().unwrap_or(folder);
     let source = source
         .strip_prefix(folder)
@@ -174,11 +174,6 @@ fn merged(rows: Vec<Vec<String>>, head: &[String]) -> Vec<Vec<String>> {
         }
     }
     merged
-}
-
-fn json(text: &str, path: &Path) -> Outcome<Value> {
-    let error = |error| failed!("{}: {error}", path.display());
-    serde_json::from_str(text).map_err(error)
 }
 
 fn word(value: &Value) -> String {
