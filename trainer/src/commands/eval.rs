@@ -10,6 +10,7 @@ use records::{EvaluationByClass, grouped};
 use crate::config::cli::EvalArgs;
 use crate::config::{EvalConfig, Family, WeightSource, timeout};
 use crate::measure::gather::found_by_root;
+use crate::measure::report::lines;
 use crate::model::data;
 use crate::run::evaluate::{EvaluateConfig, evaluate};
 use crate::run::identity;
@@ -81,7 +82,8 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
     let model = saved.model(&*task, &model_args, &request, world)?;
     let num_samples = grouped(samples.len() as u64);
     let split_name = samples.name();
-    (world.reporter).note(&format!("samples  {num_samples} of {split_name}"));
+    let cells = [format!("{num_samples} of {split_name}")];
+    world.reporter.notes(&lines::row("samples", &cells));
     world.rank_status.enter(Phase::Evaluation);
     let how = EvaluateConfig {
         micro_batch_size: config.batch_size_per_rank,

@@ -273,12 +273,13 @@ impl<'run, T: Task> Training<'run, T> {
     /// on a CPU also the share of the passes that burn's operations took, if it is large.
     fn note_cost(&mut self, seconds: &Seconds) {
         const WORTH_A_NOTE: f64 = 0.1;
-        let in_kernels: f64 = kernel_times().iter().map(|kernel| kernel.seconds).sum();
-        let first = self.first_step;
-        if self.progress.step == first {
-            self.seconds_in_kernels = in_kernels;
+        let num_steps = self.progress.step - self.first_step;
+        if num_steps > 1 {
+            return;
         }
-        if self.progress.step != first + 1 {
+        let in_kernels: f64 = kernel_times().iter().map(|kernel| kernel.seconds).sum();
+        if num_steps == 0 {
+            self.seconds_in_kernels = in_kernels;
             return;
         }
         let mut cells = vec![format!("peak {}", bytes(peak_memory_bytes()))];
