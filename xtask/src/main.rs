@@ -1,8 +1,8 @@
 //! `cargo xtask`: the automation of this workspace. This file is the table of contents.
 //!
 //! In: the command line. Out: exit code 0, 1 (work failed) or 2 (wrong command line). Invariant:
-//! apart from the standard library only clap, readers of TOML and JSON, and `cluster`, so that the
-//! first command of a fresh clone starts within half a minute.
+//! apart from the standard library only clap, readers of TOML and JSON, `cluster` and `records`, so
+//! that the first command of a fresh clone starts within half a minute.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // This program prints for the developer.
 
 mod book;
@@ -20,6 +20,8 @@ mod suite;
 mod tidy;
 mod train;
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -69,6 +71,14 @@ fn main() -> ExitCode {
             ExitCode::from(failure.exit_code())
         }
     }
+}
+
+/// Returns the paths in a folder, sorted.
+fn entries(folder: &Path) -> Outcome<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(at(folder))?.flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
 }
 
 fn run(command: &Command) -> Outcome {

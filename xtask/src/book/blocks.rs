@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 
 use cluster::failure::{Outcome, failed};
 
-use super::chart;
-use super::results::{self, RESULTS};
 use super::table::{Filter, Table};
+use super::{chart, pages, results};
 use crate::at;
 
 pub(crate) const BEGIN: &str = "<!-- results: ";
@@ -22,42 +21,21 @@ pub(crate) const END: &str = "<!-- end -->";
 
 /// Claims about numbers, each with its tolerance and its test.
 const TOLERANCES: &str = "docs/tolerances.csv";
-/// Tolerances of `trainer verify` by precision.
-const PRECISIONS: &str = "trainer/src/tools/verify/precision.rs";
-
-const SPEED_CHART: &str = "docs/figures/speed.svg";
-const MEMORY_CHART: &str = "docs/figures/memory.svg";
 
 /// Returns every file that is made from results, with its current text.
 pub(super) fn files(root: &Path) -> Outcome<Vec<(PathBuf, String)>> {
     let steps = results::steps(root)?;
     let mut files = vec![
-        (root.join(RESULTS).join(results::STEPS), steps.csv()),
-        (root.join(SPEED_CHART), chart::speed(&steps)?),
-        (root.join(MEMORY_CHART), chart::memory(&steps)?),
+        (root.join(results::FOLDER).join(results::STEPS), steps.csv()),
+        (root.join("docs/figures/speed.svg"), chart::speed(&steps)?),
+        (root.join("docs/figures/memory.svg"), chart::memory(&steps)?),
     ];
-    for page in pages(root)? {
+    for page in pages()? {
         let text = fs::read_to_string(&page).map_err(at(&page))?;
-        let name = page.strip_prefix(root).unwrap_or(&page).display();
         let filled = filled(&text, |specification| block(root, &steps, specification));
-        let filled = filled.map_err(|error| failed!("{name}: {error}"))?;
-        if text.contains(BEGIN) {
-            files.push((page, filled));
-        }
+        files.push((page.clone(), filled.map_err(at(&page))?));
     }
     Ok(files)
-}
-
-/// Returns README.md and the pages of the book.
-fn pages(root: &Path) -> Outcome<Vec<PathBuf>> {
-    let mut pages = vec![root.join("README.md")];
-    let docs = root.join("docs");
-    for entry in fs::read_dir(&docs).map_err(at(&docs))?.flatten() {
-        pages.push(entry.path());
-    }
-    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
-    pages.sort();
-    Ok(pages)
 }
 
 /// Replaces the text of each block.
@@ -98,101 +76,52 @@ fn filled(page: &str, fill: impl Fn(&str) -> Outcome<String>) -> Outcome<String>
 /// Returns the text of a block.
 fn block(root: &Path, steps: &Table, specification: &str) -> Outcome<String> {
     let (kind, rest) = specification.split_once(' ').unwrap_or((specification, ""));
+    let (name, filter) = rest.split_once("; ").unwrap_or((rest, ""));
     match kind {
         "speeds" => results::speeds(steps, &Filter::parse(rest)?),
-        "ratio" => {
-            let mut filter = Filter::parse(rest)?;
-            let program = filter.take("to").unwrap_or_default();
-            results::range(steps, &filter, &program)
-        }
+        "ratio" => results::range(steps, &Filter::parse(filter)?, name),
         "table" => {
-            let (name, rest) = rest.split_once(';').unwrap_or((rest, ""));
-            let table = Table::read(&root.join(RESULTS).join(name))?;
-            Ok(table.filtered(&Filter::parse(rest)?)?.markdown())
+            let table = Table::read(&root.join(results::FOLDER).join(name))?;
+            Ok(table.filtered(&Filter::parse(filter)?)?.markdown())
         }
-        "tolerances" => tolerances(root, &Filter::parse(rest)?),
-        "precisions" => precisions(root),
+        "tolerances" => tolerances(root, name),
         _ => Err(failed!(
-            "kind `{kind}` (expected speeds, ratio, table, tolerances or precisions). Correct it."
+            "kind `{kind}` (expected speeds, ratio, table or tolerances). Correct it."
         )),
     }
 }
 
 /// Returns the claims of a group; the value of the constant of its test replaces `{CONSTANT}`.
-fn tolerances(root: &Path, filter: &Filter) -> Outcome<String> {
-    let mut table = Table::read(&root.join(TOLERANCES))?.filtered(filter)?;
-    let named = |name: &str| table.head.iter().position(|column| column == name);
-    let (Some(tolerance), Some(test)) = (named("tolerance"), named("test")) else {
-        let text = format!("{TOLERANCES}: expected the columns tolerance and test. Add them.");
-        return Err(failed!("{text}"));
-    };
+fn tolerances(root: &Path, group: &str) -> Outcome<String> {
+    let filter = format!("group={group}");
+    let mut table = Table::read(&root.join(TOLERANCES))?.filtered(&Filter::parse(&filter)?)?;
     for row in &mut table.rows {
-        let source = root.join(&row[test]);
-        let text = match source.is_dir() {
-            true => String::new(),
-            false => fs::read_to_string(&source).map_err(at(&source))?,
+        let [_, tolerance, test] = &mut row[..] else {
+            let text = format!("{TOLERANCES}: expected the columns group, claim, tolerance, test.");
+            return Err(failed!("{text} Correct them."));
         };
-        while let Some((before, rest)) = row[tolerance].split_once('{') {
+        while let Some((before, rest)) = tolerance.split_once('{') {
+            let source = root.join(&*test);
+            let text = fs::read_to_string(&source).map_err(at(&source))?;
             let (name, after) = rest.split_once('}').unwrap_or((rest, ""));
             let Some(value) = constant(&text, name) else {
                 return Err(failed!(
-                    "{}: no constant {name} (named in {TOLERANCES}). Correct one of them.",
-                    row[test]
+                    "{test}: no constant {name} (named in {TOLERANCES}). Correct one of them."
                 ));
             };
-            row[tolerance] = format!("{before}{value}{after}");
+            *tolerance = format!("{before}{value}{after}");
         }
-        row[test] = format!("`{}`", row[test]);
+        *test = format!("`{test}`");
     }
     Ok(table.markdown())
 }
 
-/// Returns the value of `const NAME: TYPE = VALUE;`.
+/// Returns the value of `const NAME: TYPE = VALUE;`, the values of an array without brackets.
 fn constant<'a>(source: &'a str, name: &str) -> Option<&'a str> {
     let (_, after) = source.split_once(&format!("const {name}: "))?;
     let (_, value) = after.split_once(" = ")?;
-    value.split_once(';').map(|(value, _)| value)
-}
-
-/// Returns the tolerances of `trainer verify`: a row for each field, a column for each precision.
-fn precisions(root: &Path) -> Outcome<String> {
-    let path = root.join(PRECISIONS);
-    let text = fs::read_to_string(&path).map_err(at(&path))?;
-    let constants = text.split(": Precision = Precision {").skip(1);
-    let constants: Vec<&str> = constants
-        .filter_map(|part| part.split_once('}'))
-        .map(|(fields, _)| fields)
-        .collect();
-    let value = |fields: &str, name: &str| -> String {
-        let start = format!("{name}: ");
-        let mut lines = fields.lines().map(str::trim);
-        let line = lines.find_map(|line| line.strip_prefix(&start));
-        line.unwrap_or_default().trim_matches([',', '"']).to_owned()
-    };
-    let mut head = vec!["value".to_owned()];
-    head.extend(constants.iter().map(|fields| value(fields, "name")));
-    let definition = text.split_once("pub(super) struct Precision {");
-    let definition = definition.and_then(|(_, after)| after.split_once("\n}"));
-    let mut rows = Vec::new();
-    let mut about = String::new();
-    for line in definition
-        .map_or("", |(fields, _)| fields)
-        .lines()
-        .map(str::trim)
-    {
-        if let Some(doc) = line.strip_prefix("/// ") {
-            if about.is_empty() {
-                about = doc.trim_end_matches('.').to_owned();
-            }
-        } else if let Some((name, _)) = line.trim_start_matches("pub(super) ").split_once(": ")
-            && name != "name"
-        {
-            let mut row = vec![std::mem::take(&mut about)];
-            row.extend(constants.iter().map(|fields| value(fields, name)));
-            rows.push(row);
-        }
-    }
-    Ok(Table { head, rows }.markdown())
+    let (value, _) = value.split_once(';')?;
+    Some(value.trim_matches(['[', ']']))
 }
 
 #[cfg(test)]
@@ -213,8 +142,8 @@ mod tests {
 
     #[test]
     fn a_constant_is_read_from_a_source() {
-        let source = "const A_B: f64 = 1e-5;\nconst B: f64 = 2e-6;\n";
-        assert_eq!(constant(source, "B"), Some("2e-6"));
+        let source = "const A_B: f64 = 1e-5;\nconst B: [f64; 2] = [2e-6, 0.1];\n";
+        assert_eq!(constant(source, "B"), Some("2e-6, 0.1"));
         assert_eq!(constant(source, "C"), None);
     }
 }

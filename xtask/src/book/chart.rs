@@ -12,22 +12,21 @@ const WIDTH: f64 = 720.0;
 const LABELS: f64 = 225.0;
 const BAR: f64 = 11.0;
 const TOP: f64 = 54.0;
-const INK: &str = "#1C1E21";
-const GRID: &str = "#D5D7DB";
-const DEFAULT: (&str, &str, &str) = ("PyTorch default", "PyTorch's defaults", "#9BB7D4");
-const BEST: (&str, &str, &str) = ("PyTorch best", "PyTorch's best settings", "#1F5F99");
-
-struct Bar {
-    value: f64,
-    colour: &'static str,
-}
+/// Programs that Lockstep is compared with, their names in the legend, and their colours.
+const PROGRAMS: [(&str, &str, &str); 2] = [
+    ("PyTorch default", "PyTorch's defaults", "#9BB7D4"),
+    ("PyTorch best", "PyTorch's best settings", "#1F5F99"),
+];
 
 /// Speed of Lockstep over that of PyTorch.
 pub(super) fn speed(steps: &Table) -> Outcome<String> {
     draw(
         steps,
         "Speed of Lockstep over that of PyTorch, one core or GPU",
-        |job, program| Some(job.ratio(program)?.middle()),
+        |job, program| {
+            let ratio = job.ratio(program)?;
+            Some(ratio.median)
+        },
     )
 }
 
@@ -36,86 +35,80 @@ pub(super) fn memory(steps: &Table) -> Outcome<String> {
     draw(
         steps,
         "Peak memory of Lockstep over that of PyTorch, one core",
-        |job, program| Some(job.program("Lockstep")?.mib? / job.program(program)?.mib?),
+        |job, program| {
+            let mib = |program| job.numbers(program, "MiB").first().copied();
+            Some(mib(records::OURS)? / mib(program)?)
+        },
     )
 }
 
 /// Draws a bar for each job and each program that `value` has a number for.
 fn draw(steps: &Table, title: &str, value: impl Fn(&Job, &str) -> Option<f64>) -> Outcome<String> {
-    let jobs = jobs(steps, &Filter::parse("ranks=1")?)?;
-    let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
-    for job in &jobs {
+    let mut groups: Vec<(String, [Option<f64>; 2])> = Vec::new();
+    for job in &jobs(steps, &Filter::parse("ranks=1")?)? {
         let label = label(job);
-        let bar = |(program, _, colour)| {
-            let value = value(job, program)?;
-            Some(Bar { value, colour })
-        };
-        let bars: Vec<Bar> = [DEFAULT, BEST].into_iter().filter_map(bar).collect();
+        let values = PROGRAMS.map(|(program, ..)| value(job, program));
         // A job that two studies measured is drawn once.
-        if !bars.is_empty() && groups.iter().all(|(earlier, _)| *earlier != label) {
-            groups.push((label, bars));
+        if values != [None; 2] && groups.iter().all(|(earlier, _)| *earlier != label) {
+            groups.push((label, values));
         }
     }
-    let all = groups.iter().flat_map(|(_, bars)| bars);
-    let most = all.map(|bar| bar.value).fold(1.0, f64::max);
-    let scale = (WIDTH - LABELS - 50.0) / most;
+    let all = groups.iter().flat_map(|(_, values)| values).flatten();
+    let scale = (WIDTH - LABELS - 50.0) / all.copied().fold(1.0, f64::max);
     let mut shapes = String::new();
     let mut y = TOP;
-    for (label, bars) in &groups {
-        let height = bars.len() as f64 * BAR;
-        shapes += &text(LABELS - 8.0, y + height / 2.0 + 4.0, "end", label);
-        for bar in bars {
-            let (width, colour) = (bar.value * scale, bar.colour);
-            shapes += &format!(
-                "<rect x=\"{LABELS}\" y=\"{y}\" width=\"{width:.1}\" height=\"{:.0}\" fill=\"{colour}\"/>\n",
-                BAR - 1.0
-            );
-            shapes += &text(
-                LABELS + width + 4.0,
-                y + BAR - 2.0,
-                "start",
-                &format!("{:.2}", bar.value),
-            );
-            y += BAR;
+    for (label, values) in &groups {
+        let num_bars = values.iter().flatten().count() as f64;
+        shapes += &text(LABELS - 8.0, y + num_bars * BAR / 2.0 + 4.0, "end", label);
+        for (value, (.., colour)) in values.iter().zip(PROGRAMS) {
+            if let Some(value) = value {
+                let end = LABELS + value * scale + 4.0;
+                shapes += &rectangle(LABELS, y, value * scale, colour);
+                shapes += &text(end, y + BAR - 2.0, "start", &format!("{value:.2}"));
+                y += BAR;
+            }
         }
         y += 8.0;
     }
-    let one = LABELS + scale;
-    let grid = format!(
-        "<line x1=\"{one:.1}\" y1=\"{:.0}\" x2=\"{one:.1}\" y2=\"{y:.0}\" stroke=\"{INK}\" stroke-dasharray=\"3 3\"/>\n\
-         <line x1=\"{LABELS}\" y1=\"{:.0}\" x2=\"{LABELS}\" y2=\"{y:.0}\" stroke=\"{GRID}\"/>\n",
-        TOP - 4.0,
-        TOP - 4.0
-    );
-    let mut legend = String::new();
-    let mut x = LABELS;
-    for (_, name, colour) in [DEFAULT, BEST] {
-        legend +=
-            &format!("<rect x=\"{x}\" y=\"28\" width=\"12\" height=\"10\" fill=\"{colour}\"/>\n");
-        legend += &text(x + 17.0, 37.0, "start", &format!("compared with {name}"));
-        x += 260.0;
+    for (x, (_, name, colour)) in [LABELS, LABELS + 260.0].into_iter().zip(PROGRAMS) {
+        shapes += &rectangle(x, 28.0, 12.0, colour);
+        shapes += &text(x + 17.0, 37.0, "start", &format!("compared with {name}"));
+    }
+    for (x, style) in [
+        (LABELS, "stroke=\"#D5D7DB\""),
+        (
+            LABELS + scale,
+            "stroke=\"#1C1E21\" stroke-dasharray=\"3 3\"",
+        ),
+    ] {
+        let top = TOP - 4.0;
+        shapes += &format!("<path d=\"M{x:.1} {top}V{y}\" {style}/>\n");
     }
     let height = y + 8.0;
     Ok(format!(
         "<svg width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\" \
          xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" font-family=\"sans-serif\" \
-         font-size=\"11\" fill=\"{INK}\">\n<title>{title}</title>\n\
+         font-size=\"11\" fill=\"#1C1E21\">\n<title>{title}</title>\n\
          <rect width=\"{WIDTH}\" height=\"{height:.0}\" fill=\"#FFFFFF\"/>\n\
          <text x=\"10\" y=\"18\" font-size=\"15\" font-weight=\"bold\">{title}</text>\n\
-         {legend}{shapes}{grid}</svg>\n"
+         {shapes}</svg>\n"
     ))
 }
 
 fn label(job: &Job) -> String {
-    let machine = job.key("machine");
-    let pixels = match job.key("pixels") {
+    let [model, pixels, precision, batch, machine] =
+        ["model", "pixels", "precision", "batch", "machine"].map(|name| job.key(name));
+    let pixels = match pixels {
         "32" => String::new(),
         pixels => format!(" at {pixels}"),
     };
-    let (model, precision) = (job.key("model"), job.key("precision"));
+    format!("{model}{pixels}, {precision}, b{batch}, {machine}")
+}
+
+fn rectangle(x: f64, y: f64, width: f64, colour: &str) -> String {
+    let height = BAR - 1.0;
     format!(
-        "{model}{pixels}, {precision}, b{}, {machine}",
-        job.key("batch")
+        "<rect x=\"{x}\" y=\"{y}\" width=\"{width:.1}\" height=\"{height}\" fill=\"{colour}\"/>\n"
     )
 }
 

@@ -17,6 +17,7 @@ use cluster::guard::Guarded;
 use cluster::mpirun::{self, Mpirun};
 use cluster::process;
 
+use super::pages;
 use crate::suite::{Checked, Stop};
 use crate::{at, cargo};
 
@@ -81,18 +82,6 @@ pub(crate) fn run(trainer: &Path, mpirun: Option<&Mpirun>, only: Option<&str>) -
     }
     let (failed, folder) = (failed.join(", "), folder.display());
     Err(Stop::Failed(format!("{failed}; files in {folder}")))
-}
-
-/// Returns the README and the pages of the book's first level, which are the guide.
-fn pages() -> Checked<Vec<PathBuf>> {
-    let docs = cargo::root().join("docs");
-    let entries = fs::read_dir(&docs).map_err(at(&docs))?.flatten();
-    let files = entries.map(|entry| entry.path());
-    let is_page = |path: &PathBuf| path.extension().is_some_and(|end| end == "md");
-    let mut pages: Vec<PathBuf> = files.filter(is_page).collect();
-    pages.push(cargo::root().join("README.md"));
-    pages.sort();
-    Ok(pages)
 }
 
 fn blocks(text: &str) -> Vec<Block<'_>> {

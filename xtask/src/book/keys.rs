@@ -4,11 +4,11 @@
 //! Invariant: the page omits types of tests and types that are not serialized.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cluster::failure::Outcome;
 
-use crate::at;
+use crate::{at, entries};
 
 const HEAD: &str = "# Keys of all files
 
@@ -44,11 +44,8 @@ struct Key {
 
 /// Returns the whole page.
 pub(super) fn page(root: &Path) -> Outcome<String> {
-    let folder = root.join(RECORDS);
-    let entries = fs::read_dir(&folder).map_err(at(&folder))?.flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    let mut paths = entries(&root.join(RECORDS))?;
     paths.retain(|path| path.is_file());
-    paths.sort();
     let mut sections = Vec::new();
     for path in paths {
         let text = fs::read_to_string(&path).map_err(at(&path))?;

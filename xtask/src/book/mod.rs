@@ -7,24 +7,24 @@
 mod blocks;
 mod chart;
 pub(crate) mod commands;
-mod drawing;
 mod keys;
-mod pictures;
 mod results;
 mod table;
 
 pub(crate) use blocks::{BEGIN, END};
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use cluster::failure::Outcome;
+use cluster::failure::{Outcome, failed};
 use cluster::{probe, process};
 
-use crate::at;
 use crate::cargo::{self, Mpi};
+use crate::report_suite::{self, BROWSER_FLAGS};
 use crate::setup::Found;
+use crate::{at, entries};
 
 const REFERENCE: &str = "docs/reference";
 const KEYS_PAGE: &str = "docs/reference/keys.md";
@@ -52,7 +52,7 @@ fn run(with_pictures: bool) -> Outcome {
     }
     let trainer = cargo::trainer(Mpi::of(&Found::look()))?;
     if with_pictures {
-        pictures::run(&trainer)?;
+        pictures(&trainer)?;
     }
     let mut flags = Command::new(trainer);
     flags.args(["man", "--markdown", REFERENCE]);
@@ -68,16 +68,37 @@ fn run(with_pictures: bool) -> Outcome {
     link_pages_outside()
 }
 
+/// Returns the README and the pages of the book's first level, which are the guide.
+fn pages() -> Outcome<Vec<PathBuf>> {
+    let mut pages = entries(&cargo::root().join("docs"))?;
+    pages.retain(|page| page.extension().is_some_and(|end| end == "md"));
+    pages.push(cargo::root().join("README.md"));
+    Ok(pages)
+}
+
+/// Makes the pictures that need other programs. They are committed, so the book builds without
+/// these programs.
+fn pictures(trainer: &Path) -> Outcome {
+    let browser = report_suite::browser()
+        .ok_or_else(|| failed!("no Chromium. Install it with `cargo xtask test --only report`."))?;
+    let python = report_suite::python(true).map_err(|stop| failed!("{stop:?}"))?;
+    let folder = cargo::target_folder().join("pictures");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
+    let mut script = Command::new("bash");
+    script.arg(cargo::root().join("xtask/src/book/pictures.sh"));
+    script.current_dir(&folder).env("ROOT", cargo::root());
+    script.env("TRAINER", trainer).env("PYTHON", python);
+    script.env("BROWSER", format!("{} {BROWSER_FLAGS}", browser.display()));
+    process::run(script)
+}
+
 /// mdbook takes every link to a `.md` file for a page of the book. Links to other pages lead to
 /// their files again.
 fn link_pages_outside() -> Outcome {
     let book = cargo::root().join("book");
-    for entry in fs::read_dir(&book).map_err(at(&book))?.flatten() {
-        let path = entry.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "html")
-        {
+    for path in entries(&book)? {
+        if path.extension().is_some_and(|end| end == "html") {
             let text = fs::read_to_string(&path).map_err(at(&path))?;
             let linked = with_pages_outside(&text, |name| {
                 cargo::root().join(format!("{name}.md")).exists()

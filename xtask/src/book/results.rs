@@ -1,21 +1,18 @@
-//! Figures of pages, made from `docs/results`.
+//! Speeds of programs in pages, made from `docs/results`.
 //!
-//! In: `bench.csv`, the records of studies, tables as CSV. Out: `steps.csv`, the text of a block.
+//! In: `bench.csv`, the records of studies. Out: `steps.csv`, the text of a block.
 //! Invariant: a ratio of two programs compares their runs of one source only.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use cluster::failure::{Outcome, failed};
 use cluster::json;
-use serde_json::Value;
+use records::{AttemptRecord, Comparison, ComparisonRow, Spread, Study, decimal, median, rate};
 
-use super::table::{Filter, Table, grouped};
-use crate::at;
+use super::table::{Filter, Row, Table};
+use crate::{at, entries};
 
-pub(super) const RESULTS: &str = "docs/results";
-const TYPED: &str = "bench.csv";
+pub(super) const FOLDER: &str = "docs/results";
 pub(super) const STEPS: &str = "steps.csv";
 
 /// Columns that two runs must share to be compared.
@@ -29,372 +26,221 @@ const KEYS: [&str; 8] = [
     "precision",
     "source",
 ];
-const LOCKSTEP: &str = "Lockstep";
+/// Programs in the order of columns.
+const PROGRAMS: [&str; 7] = [
+    records::OURS,
+    "PyTorch default",
+    "PyTorch best",
+    "Horovod",
+    "TensorFlow",
+    "MXNet",
+    "JAX",
+];
 
 /// Returns one row for each program and setting: those of `bench.csv`, then those of studies.
 pub(super) fn steps(root: &Path) -> Outcome<Table> {
-    let folder = root.join(RESULTS);
-    let mut table = Table::read(&folder.join(TYPED))?;
-    for study in files_named(&folder, "study.json")? {
-        table.rows.extend(of_study(&folder, &study, &table.head)?);
+    let folder = root.join(FOLDER);
+    let mut table = Table::read(&folder.join("bench.csv"))?;
+    for study in studies(&folder)? {
+        let source = study.strip_prefix(&folder).unwrap_or(&study);
+        let source = source.display().to_string();
+        let rows = of_study(&study, &source, &table.head)?;
+        table.rows.extend(rows);
     }
     Ok(table)
 }
 
-fn files_named(folder: &Path, name: &str) -> Outcome<Vec<PathBuf>> {
+fn studies(folder: &Path) -> Outcome<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).map_err(at(folder))?.flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            found.extend(files_named(&path, name)?);
-        } else if path.ends_with(name) {
+    for path in entries(folder)? {
+        if path.join("study.json").exists() {
             found.push(path);
+        } else if path.is_dir() {
+            found.extend(studies(&path)?);
         }
     }
-    found.sort();
     Ok(found)
 }
 
-/// Results of a cell's rounds.
-#[derive(Default)]
-struct Rounds {
-    images_per_second: Vec<f64>,
-    mib: Vec<f64>,
-}
-
-fn of_study(folder: &Path, study: &Path, head: &[String]) -> Outcome<Vec<Vec<String>>> {
-    let records = study.with_file_name("records.jsonl");
-    let text = fs::read_to_string(&records).map_err(at(&records))?;
-    let mut rounds: BTreeMap<String, Rounds> = BTreeMap::new();
-    for line in text.lines() {
-        let record: Value = serde_json::from_str(line).map_err(at(&records))?;
-        let result = &record["result"];
-        if let Some(speed) = result["images_per_second"].as_f64() {
-            let cell = rounds.entry(word(&record["cell"])).or_default();
-            cell.images_per_second.push(speed);
-            let bytes = result["peak_memory_bytes"].as_f64();
-            cell.mib
-                .extend(bytes.map(|bytes| bytes / f64::from(1 << 20)));
-        }
+/// Returns the programs of a comparison. `source` is `DATE-MACHINE/STUDY`.
+fn of_study(study: &Path, source: &str, head: &[String]) -> Outcome<Vec<Vec<String>>> {
+    let plan: Study = json::read(&study.join("study.json"))?;
+    let lines = study.join("records.jsonl");
+    let lines = records::read_lines::<AttemptRecord>(&lines).map_err(at(&lines))?;
+    let attempts: Vec<AttemptRecord> = lines
+        .into_iter()
+        .filter_map(|line| line.record.ok())
+        .collect();
+    let Some(comparison) = Comparison::of(&plan, &attempts) else {
+        return Ok(Vec::new());
+    };
+    let (date, machine) = source.split_at("2026-11-24".len());
+    let machine = machine.split('/').next().unwrap_or_default();
+    let mut job = comparison.job.iter();
+    let batch = job.find(|(name, _)| name == "batch_size_per_rank");
+    let rounds = comparison.rows.iter();
+    let rounds: Vec<_> = rounds
+        .filter(|row| row.counts && row.rounds.len() > 1)
+        .collect();
+    if rounds.is_empty() {
+        return Ok(Vec::new());
     }
-    let plan: Value = json::read(study)?;
-    let source = study.parent().unwrap_or(folder);
-    let source = source
-        .strip_prefix(folder)
-        .unwrap_or(source)
-        .display()
-        .to_string();
-    let (date, machine) = source.split_at(source.len().min("2026-11-24".len()));
-    let machine = machine
-        .trim_start_matches('-')
-        .split('/')
-        .next()
-        .unwrap_or_default();
-    let cells = plan["cells"].as_array().into_iter().flatten();
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    for cell in cells {
-        let settings = &cell["settings"];
-        let Some(program) = program(cell) else {
-            continue;
-        };
-        let Some(found) = rounds.get(&word(&cell["id"])) else {
-            continue;
-        };
-        let link = word(&settings["network"]);
-        let value = |column: &String| match column.as_str() {
-            "model" => word(&settings["model"]),
+    let programs = rounds.into_iter().map(|row| match row.framework.as_str() {
+        "PyTorch DDP" => ("PyTorch best", row),
+        framework => (framework, row),
+    });
+    // Each search of a setting has a run of the default.
+    let is_default = |row: &&ComparisonRow| {
+        row.framework == "PyTorch DDP" && row.setting.is_empty() && row.ranks == 1
+    };
+    let defaults = comparison.sweep.iter().filter(is_default);
+    let defaults = defaults.map(|row| ("PyTorch default", row));
+    let row = |(program, row): (&str, &ComparisonRow)| -> Vec<String> {
+        let setting = row.setting.iter();
+        let setting: Vec<String> = setting
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        let speeds = row
+            .rounds
+            .iter()
+            .filter_map(AttemptRecord::images_per_second);
+        let speeds: Vec<String> = speeds.map(|speed| format!("{speed:.1}")).collect();
+        let mib = row.peak_memory_bytes().map(|bytes| bytes >> 20);
+        let cell = |column: &String| match column.as_str() {
+            "model" => row.model.clone(),
             "pixels" => "32".to_owned(),
-            "batch" => word(&settings["batch_size_per_rank"]),
-            "ranks" => word(&settings["ranks"]),
-            "link" if link != "machine" => link.clone(),
-            "machine" => machine.to_owned(),
-            "precision" => word(&settings["dtype"]),
+            "batch" => batch.map(|(_, batch)| batch.clone()).unwrap_or_default(),
+            "ranks" => row.ranks.to_string(),
+            "link" => row.job().3.to_owned(),
+            "machine" => machine.trim_start_matches('-').to_owned(),
+            "precision" => row.dtype.clone(),
             "program" => program.to_owned(),
-            "settings" => chosen(&cell["setting"]),
-            "images/s" => joined(&found.images_per_second),
-            "MiB" => format!("{:.0}", median(&found.mib)),
+            "settings" => setting.join("; "),
+            "images/s" => speeds.join(" "),
+            "MiB" => mib.map(|mib| mib.to_string()).unwrap_or_default(),
             "date" => date.to_owned(),
-            "commit" => word(&plan["commit"]).chars().take(7).collect(),
-            "source" => source.clone(),
+            "commit" => comparison.commit.chars().take(7).collect(),
+            "source" => source.to_owned(),
             _ => String::new(),
         };
-        rows.push(head.iter().map(value).collect());
-    }
+        head.iter().map(cell).collect()
+    };
+    let mut rows: Vec<Vec<String>> = defaults.chain(programs).map(row).collect();
     rows.sort();
-    let is_compared = rows
-        .iter()
-        .any(|row| row.iter().any(|cell| cell == LOCKSTEP));
-    Ok(if is_compared {
-        merged(rows, head)
-    } else {
-        Vec::new()
-    })
+    Ok(rows)
 }
 
-/// Returns the program of a cell; none for a trial of a setting, unless the setting is the default.
-fn program(cell: &Value) -> Option<&'static str> {
-    let framework = cell["settings"]["framework"].as_str()?;
-    let is_trial = !cell["tried"].is_null();
-    if is_trial {
-        let is_default = cell["setting"].is_null() && cell["settings"]["ranks"] == 1;
-        return (framework == "pytorch" && is_default).then_some("PyTorch default");
-    }
-    if cell["kind"] != "bench" || cell["repetitions"] == 1 {
-        return None;
-    }
-    match framework {
-        "lockstep" => Some(LOCKSTEP),
-        "pytorch" => Some("PyTorch best"),
-        "horovod" => Some("Horovod"),
-        "tensorflow" => Some("TensorFlow"),
-        "mxnet" => Some("MXNet"),
-        "jax" => Some("JAX"),
-        _ => None,
-    }
-}
+/// Rows of programs that did the same job on the same machine.
+pub(super) struct Job<'a>(Vec<Row<'a>>);
 
-/// Joins the rounds of rows that are otherwise equal: trials of the default.
-fn merged(rows: Vec<Vec<String>>, head: &[String]) -> Vec<Vec<String>> {
-    let is_measured = |index: usize| ["images/s", "MiB"].contains(&head[index].as_str());
-    let mut merged: Vec<Vec<String>> = Vec::new();
-    for row in rows {
-        let is_same = |last: &&mut Vec<String>| {
-            let mut cells = last.iter().zip(&row).enumerate();
-            cells.all(|(index, (a, b))| a == b || is_measured(index))
-        };
-        match merged.last_mut().filter(is_same) {
-            Some(last) => {
-                for (index, name) in head.iter().enumerate() {
-                    if name == "images/s" {
-                        last[index] = format!("{} {}", last[index], row[index]);
-                    }
-                }
-            }
-            None => merged.push(row),
-        }
-    }
-    merged
-}
-
-fn word(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Null => String::new(),
-        value => value.to_string(),
-    }
-}
-
-fn chosen(setting: &Value) -> String {
-    let settings = setting.as_object().into_iter().flatten();
-    let settings = settings.map(|(name, value)| format!("{name} {}", word(value)));
-    settings.collect::<Vec<_>>().join("; ")
-}
-
-fn joined(values: &[f64]) -> String {
-    let texts = values.iter().map(|value| format!("{value:.1}"));
-    texts.collect::<Vec<_>>().join(" ")
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        len if len % 2 == 1 => sorted[middle],
-        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
-    }
-}
-
-/// Speed of Lockstep over that of another program.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ratio {
-    /// None if only the range is known.
-    median: Option<f64>,
-    least: f64,
-    most: f64,
-}
-
-impl Ratio {
-    /// Compares round by round, or the medians if the numbers of rounds differ.
-    fn of(lockstep: &[f64], other: &[f64]) -> Option<Self> {
-        let ratios: Vec<f64> = match lockstep.len() == other.len() {
-            true => lockstep.iter().zip(other).map(|(a, b)| a / b).collect(),
-            false => vec![median(lockstep) / median(other)],
-        };
-        Ratio::from_parts(median(&ratios), &ratios)
-    }
-
-    /// Reads `median least most`, `least most` or `median`.
-    fn typed(numbers: &[f64]) -> Option<Self> {
-        match numbers {
-            [least, most] => Some(Ratio {
-                median: None,
-                least: *least,
-                most: *most,
-            }),
-            numbers => Ratio::from_parts(*numbers.first()?, numbers),
-        }
-    }
-
-    fn from_parts(median: f64, all: &[f64]) -> Option<Self> {
-        let least = all.iter().copied().reduce(f64::min)?;
-        let most = all.iter().copied().reduce(f64::max)?;
-        let median = median.is_finite().then_some(median)?;
-        Some(Ratio {
-            median: Some(median),
-            least,
-            most,
-        })
-    }
-
-    pub(super) fn middle(self) -> f64 {
-        self.median.unwrap_or((self.least + self.most) / 2.0)
-    }
-
-    fn text(self) -> String {
-        match self.median {
-            None => format!("{:.2} to {:.2}", self.least, self.most),
-            Some(median) if self.least == self.most => format!("{median:.2}"),
-            Some(median) => format!("{median:.2} ({:.2} to {:.2})", self.least, self.most),
-        }
-    }
-}
-
-/// Programs that did the same job on the same machine.
-pub(super) struct Job {
-    keys: Vec<String>,
-    programs: Vec<Program>,
-}
-
-pub(super) struct Program {
-    pub(super) name: String,
-    rounds: Vec<f64>,
-    pub(super) mib: Option<f64>,
-    /// Ratio without speeds, from `bench.csv`.
-    typed: Option<Ratio>,
-    date: String,
-    commit: String,
-}
-
-impl Job {
+impl Job<'_> {
+    /// Returns what all programs share.
     pub(super) fn key(&self, name: &str) -> &str {
-        let index = KEYS.iter().position(|key| *key == name);
-        index.map_or("", |index| &self.keys[index])
+        self.0[0].cell(name)
     }
 
-    pub(super) fn program(&self, name: &str) -> Option<&Program> {
-        self.programs.iter().find(|program| program.name == name)
+    /// Returns the numbers of a program in a column.
+    pub(super) fn numbers(&self, program: &str, column: &str) -> Vec<f64> {
+        let rows = self.0.iter().filter(|row| row.cell("program") == program);
+        let words = rows.flat_map(|row| row.cell(column).split_whitespace());
+        words.filter_map(|word| word.parse().ok()).collect()
     }
 
-    pub(super) fn ratio(&self, name: &str) -> Option<Ratio> {
-        let other = self.program(name)?;
-        let lockstep = self
-            .program(LOCKSTEP)
-            .map(|program| program.rounds.as_slice());
-        let measured = || Ratio::of(lockstep?, &other.rounds);
-        other.typed.or_else(measured)
+    /// Returns the speed of Lockstep over that of another program round by round, or that of the
+    /// medians if the numbers of rounds differ.
+    pub(super) fn ratio(&self, program: &str) -> Option<Spread> {
+        let [mut ours, mut theirs] =
+            [records::OURS, program].map(|name| self.numbers(name, "images/s"));
+        let typed = self.numbers(program, "ratio");
+        let has_both = !ours.is_empty() && !theirs.is_empty();
+        match ours.len() == theirs.len() {
+            _ if !typed.is_empty() => Spread::of(typed),
+            true => Spread::of(ours.iter().zip(&theirs).map(|(a, b)| a / b)),
+            false => Spread::of(has_both.then(|| median(&mut ours) / median(&mut theirs))),
+        }
     }
 }
 
 /// Returns the jobs of rows that pass a filter, in the order of the file.
-pub(super) fn jobs(steps: &Table, filter: &Filter) -> Outcome<Vec<Job>> {
+pub(super) fn jobs<'a>(steps: &'a Table, filter: &Filter) -> Outcome<Vec<Job<'a>>> {
     let mut jobs: Vec<Job> = Vec::new();
     for row in steps.rows(filter)? {
-        let keys: Vec<String> = KEYS.iter().map(|key| row.cell(key).to_owned()).collect();
-        let numbers = |column: &str| -> Vec<f64> {
-            let words = row.cell(column).split_whitespace();
-            words.filter_map(|word| word.parse().ok()).collect()
-        };
-        let program = Program {
-            name: row.cell("program").to_owned(),
-            rounds: numbers("images/s"),
-            mib: numbers("MiB").first().copied(),
-            typed: Ratio::typed(&numbers("ratio")),
-            date: row.cell("date").to_owned(),
-            commit: row.cell("commit").to_owned(),
-        };
-        match jobs.iter_mut().find(|job| job.keys == keys) {
-            Some(job) => job.programs.push(program),
-            None => jobs.push(Job {
-                keys,
-                programs: vec![program],
-            }),
+        let is_same = |job: &&mut Job| KEYS.iter().all(|key| job.key(key) == row.cell(key));
+        match jobs.iter_mut().find(is_same) {
+            Some(job) => job.0.push(row),
+            None => jobs.push(Job(vec![row])),
         }
     }
     Ok(jobs)
 }
 
-/// Returns a table with a row for each job and a column for each program.
+/// Returns a table with a row for each job that Lockstep and another program did, and a column for
+/// each program.
 pub(super) fn speeds(steps: &Table, filter: &Filter) -> Outcome<String> {
     let mut jobs = jobs(steps, filter)?;
-    jobs.retain(|job| job.programs.iter().any(|program| program.name != LOCKSTEP));
-    let mut names: Vec<&str> = Vec::new();
-    for program in jobs.iter().flat_map(|job| &job.programs) {
-        if !names.contains(&program.name.as_str()) {
-            names.push(&program.name);
-        }
-    }
-    names.sort_by_key(|name| *name != LOCKSTEP && !name.starts_with("PyTorch"));
-    names.sort_by_key(|name| *name != LOCKSTEP);
+    jobs.retain(|job| job.0.iter().any(|row| row.cell("program") != records::OURS));
+    let rows = jobs.iter().flat_map(|job| &job.0);
+    let mut names: Vec<&str> = rows.map(|row| row.cell("program")).collect();
+    names.sort_by_key(|name| PROGRAMS.iter().position(|program| program == name));
+    names.dedup();
     let is_shown = |key: &&&str| {
         let some = jobs.iter().any(|job| !job.key(key).is_empty());
         **key != "source" && some && !filter.fixes(key)
     };
     let keys: Vec<&str> = KEYS.iter().filter(is_shown).copied().collect();
-    let mut head: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-    head.extend(names.iter().map(|name| (*name).to_owned()));
-    head.extend(["MiB", "date, commit"].map(str::to_owned));
-    let mut rows = Vec::new();
-    for job in &jobs {
+    let head = [&keys[..], &names, &["MiB", "date, commit"]].concat();
+    let row = |job: &Job| {
         let mut row: Vec<String> = keys.iter().map(|key| job.key(key).to_owned()).collect();
         row.extend(names.iter().map(|name| cell(job, name)));
-        let mib = names.iter().map(|name| job.program(name)?.mib);
-        let shown =
-            |mib: Option<f64>| mib.map_or("–".to_owned(), |mib| grouped(&format!("{mib:.0}")));
-        let mib: Vec<String> = mib.map(shown).collect();
-        row.push(mib.join(" / "));
-        let last = job.programs.last();
-        row.push(last.map_or(String::new(), |last| {
-            format!("{}, {}", last.date, last.commit)
-        }));
-        rows.push(row);
-    }
+        let mib = names.iter().map(|name| job.numbers(name, "MiB"));
+        let mib = mib.map(|mib| mib.first().map_or(dash(), |mib| decimal(*mib, 0)));
+        row.push(mib.collect::<Vec<_>>().join(" / "));
+        row.push(format!("{}, {}", job.key("date"), job.key("commit")));
+        row
+    };
+    let rows = jobs.iter().map(row).collect();
+    let head = head.into_iter().map(str::to_owned).collect();
     Ok(Table { head, rows }.markdown())
 }
 
+fn dash() -> String {
+    "–".to_owned()
+}
+
+/// Returns the speed of a program, and Lockstep's ratio to the program.
 fn cell(job: &Job, name: &str) -> String {
-    let Some(program) = job.program(name) else {
-        return "–".to_owned();
-    };
-    let speed = median(&program.rounds);
-    let speed = match program.rounds.is_empty() {
-        true => None,
-        false if speed < 100.0 => Some(format!("{speed:.1}")),
-        false => Some(grouped(&format!("{speed:.0}"))),
-    };
-    let ratio = (name != LOCKSTEP).then(|| job.ratio(name)).flatten();
-    let parts = [speed, ratio.map(Ratio::text)];
-    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    let speed = Spread::of(job.numbers(name, "images/s")).map(|speed| rate(speed.median));
+    let ratio = job.ratio(name).filter(|_| name != records::OURS);
+    let ratio = ratio.map(|ratio| {
+        let ends = format!("{:.2} to {:.2}", ratio.least, ratio.most);
+        match ratio.count {
+            1 => format!("{:.2}", ratio.median),
+            2 => ends,
+            _ => format!("{:.2} ({ends})", ratio.median),
+        }
+    });
+    let parts: Vec<String> = speed.into_iter().chain(ratio).collect();
+    match parts.is_empty() {
+        true => dash(),
+        false => parts.join("; "),
+    }
 }
 
 /// Returns the least and the largest ratio of all jobs, as in `2.2 to 2.6`.
 pub(super) fn range(steps: &Table, filter: &Filter, program: &str) -> Outcome<String> {
     let jobs = jobs(steps, filter)?;
-    let ratios: Vec<Ratio> = jobs.iter().filter_map(|job| job.ratio(program)).collect();
-    let ends = |end: fn(Ratio) -> f64| {
-        ratios
-            .iter()
-            .map(move |ratio| ratio.median.unwrap_or(end(*ratio)))
-    };
-    let least = ends(|ratio| ratio.least).reduce(f64::min);
-    let most = ends(|ratio| ratio.most).reduce(f64::max);
-    let (Some(least), Some(most)) = (least, most) else {
+    let ratios = jobs.iter().filter_map(|job| job.ratio(program));
+    // Of two numbers only the ends are known.
+    let ends = ratios.flat_map(|ratio| match ratio.count {
+        2 => [ratio.least, ratio.most],
+        _ => [ratio.median; 2],
+    });
+    let Some(all) = Spread::of(ends) else {
         return Err(failed!(
             "{STEPS}: no ratio to `{program}` in these rows. Change the filter."
         ));
     };
-    let (least, most) = (format!("{least:.1}"), format!("{most:.1}"));
+    let (least, most) = (format!("{:.1}", all.least), format!("{:.1}", all.most));
     Ok(match least == most {
         true => least,
         false => format!("{least} to {most}"),

@@ -31,45 +31,27 @@ impl Row<'_> {
 }
 
 /// Conditions on rows, as in `ranks=1; model=resnet20|resnet44`.
-#[derive(Debug, Default)]
-pub(super) struct Filter(Vec<(String, Vec<String>)>);
+pub(super) struct Filter<'a>(Vec<(&'a str, Vec<&'a str>)>);
 
-impl Filter {
-    pub(super) fn parse(text: &str) -> Outcome<Self> {
-        let mut conditions = Vec::new();
-        for part in text
+impl<'a> Filter<'a> {
+    pub(super) fn parse(text: &'a str) -> Outcome<Self> {
+        let parts = text
             .split(';')
             .map(str::trim)
-            .filter(|part| !part.is_empty())
-        {
-            let Some((column, values)) = part.split_once('=') else {
-                return Err(failed!(
-                    "filter: `{part}` (expected COLUMN=VALUE|VALUE). Add `=`."
-                ));
-            };
-            let values = values.split('|').map(str::to_owned).collect();
-            conditions.push((column.to_owned(), values));
-        }
-        Ok(Filter(conditions))
-    }
-
-    /// Removes a condition with one value and returns the value.
-    pub(super) fn take(&mut self, column: &str) -> Option<String> {
-        let index = self.0.iter().position(|(name, _)| name == column)?;
-        Some(self.0.remove(index).1.join("|"))
+            .filter(|part| !part.is_empty());
+        let condition = |part: &'a str| match part.split_once('=') {
+            Some((column, values)) => Ok((column, values.split('|').collect())),
+            None => Err(failed!(
+                "filter: `{part}` (expected COLUMN=VALUE|VALUE). Add `=`."
+            )),
+        };
+        Ok(Filter(parts.map(condition).collect::<Outcome<_>>()?))
     }
 
     /// Returns true if all rows that pass have the same value in a column.
     pub(super) fn fixes(&self, column: &str) -> bool {
-        self.0
-            .iter()
-            .any(|(name, values)| name == column && values.len() == 1)
-    }
-
-    fn passes(&self, row: &Row) -> bool {
-        self.0
-            .iter()
-            .all(|(column, values)| values.iter().any(|value| value == row.cell(column)))
+        let mut conditions = self.0.iter();
+        conditions.any(|(name, values)| *name == column && values.len() == 1)
     }
 }
 
@@ -97,22 +79,20 @@ impl Table {
 
     /// Returns the rows that pass; an error if none does or a column is missing.
     pub(super) fn rows(&self, filter: &Filter) -> Outcome<Vec<Row<'_>>> {
-        let missing = filter
-            .0
-            .iter()
-            .find(|(column, _)| !self.head.contains(column));
-        if let Some((column, _)) = missing {
-            let head = self.head.join(", ");
+        let head = &self.head;
+        let mut columns = filter.0.iter().map(|(column, _)| *column);
+        if let Some(column) = columns.find(|column| head.iter().all(|name| name != column)) {
+            let head = head.join(", ");
             return Err(failed!(
                 "filter: no column `{column}` (expected one of {head}). Correct its name."
             ));
         }
-        let row = |cells| Row {
-            head: &self.head,
-            cells,
-        };
-        let rows: Vec<Row> = self.rows.iter().map(|cells| row(cells)).collect();
-        let rows: Vec<Row> = rows.into_iter().filter(|row| filter.passes(row)).collect();
+        let mut rows: Vec<Row> = self.rows.iter().map(|cells| Row { head, cells }).collect();
+        let conditions = &filter.0;
+        rows.retain(|row| {
+            let mut conditions = conditions.iter();
+            conditions.all(|(column, values)| values.contains(&row.cell(column)))
+        });
         if rows.is_empty() {
             let text = "filter: no row passes (expected at least one). Correct its values.";
             return Err(failed!("{text}"));
@@ -136,47 +116,31 @@ impl Table {
 
     pub(super) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
-        let mut lines = vec![
-            line(&self.head),
-            format!("|{}", "---|".repeat(self.head.len())),
-        ];
-        for row in &self.rows {
-            lines.push(line(
-                &row.iter().map(|cell| shown(cell)).collect::<Vec<_>>(),
-            ));
-        }
+        let rule = format!("|{}", "---|".repeat(self.head.len()));
+        let rows = self.rows.iter().map(|row| {
+            let cells = self
+                .head
+                .iter()
+                .zip(row)
+                .map(|(column, cell)| shown(column, cell));
+            line(&cells.collect::<Vec<_>>())
+        });
+        let lines: Vec<String> = [line(&self.head), rule].into_iter().chain(rows).collect();
         lines.join("\n")
     }
 }
 
 /// Separates several numbers by commas, and the thousands of a number. A number with an exponent
-/// stays as it is.
-fn shown(cell: &str) -> String {
-    let words: Vec<&str> = cell.split(' ').collect();
-    let is_number = |word: &&str| word.parse::<f64>().is_ok() && !word.contains(['e', 'E']);
-    let are_numbers = words.iter().all(is_number);
-    match are_numbers {
-        true => words
-            .into_iter()
-            .map(grouped)
-            .collect::<Vec<_>>()
-            .join(", "),
-        false => cell.to_owned(),
-    }
-}
-
-/// Writes a number with a comma before each three digits of its whole part.
-pub(super) fn grouped(number: &str) -> String {
-    let (whole, rest) = number.split_at(number.find('.').unwrap_or(number.len()));
-    let mut text = String::new();
-    for (index, digit) in whole.chars().enumerate() {
-        let behind = whole.len() - index;
-        if index > 0 && behind.is_multiple_of(3) && !text.ends_with('-') {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text + rest
+/// and a commit stay as they are.
+fn shown(column: &str, cell: &str) -> String {
+    let number = |word: &str| -> Option<String> {
+        let value = word.parse().ok().filter(|_| !word.contains(['e', 'E']))?;
+        let decimals = word.split_once('.').map_or(0, |(_, digits)| digits.len());
+        Some(records::decimal(value, decimals))
+    };
+    let numbers: Option<Vec<String>> = cell.split(' ').map(number).collect();
+    let numbers = numbers.filter(|_| column != "commit");
+    numbers.map_or_else(|| cell.to_owned(), |numbers| numbers.join(", "))
 }
 
 #[cfg(test)]
@@ -196,19 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn exponents_are_not_taken_for_thousands() {
+    fn thousands_are_separated_but_not_in_exponents_and_commits() {
+        let texts = ["1e-5", "2.5E-3", "1234 5", "-1234.50", "12"];
         assert_eq!(
-            ["1e-5", "2.5E-3", "1234 5"].map(shown),
-            ["1e-5", "2.5E-3", "1,234, 5"]
+            texts.map(|text| shown("a", text)),
+            ["1e-5", "2.5E-3", "1,234, 5", "-1,234.50", "12"]
         );
-    }
-
-    #[test]
-    fn thousands_are_separated() {
-        let texts = ["12", "123", "1234", "1234567.25", "-1234", "-123"].map(grouped);
-        assert_eq!(
-            texts,
-            ["12", "123", "1,234", "1,234,567.25", "-1,234", "-123"]
-        );
+        assert_eq!(shown("commit", "6462194"), "6462194");
     }
 }

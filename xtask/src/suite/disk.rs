@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Checked, Stop};
-use crate::at;
 use crate::setup::{as_root, succeeds};
+use crate::{at, entries};
 
 /// File that takes the free space.
 const FILLER: &str = "filler";
@@ -89,8 +89,7 @@ impl Disk {
     /// Removes all files.
     pub(crate) fn clear(&self) -> Checked {
         for folder in self.folders.iter().rev() {
-            for entry in fs::read_dir(folder).map_err(at(folder))?.flatten() {
-                let path = entry.path();
+            for path in entries(folder)? {
                 if !is_mounted(&path) {
                     let is_folder = path.is_dir();
                     let remove = if is_folder {

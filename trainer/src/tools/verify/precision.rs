@@ -4,6 +4,22 @@
 
 use crate::config::{Activations, ComputeSection, DeviceChoice};
 
+/// A value in f32, in TF32 (f32 on NVIDIA GPUs, which keep 10 bits of each factor), and with 16-bit
+/// activations.
+type ByRounding<T> = [T; 3];
+
+const NAMES: ByRounding<&str> = ["f32", "tf32", "16 bits"];
+const LOGITS: ByRounding<f64> = [2e-6, 1e-2, 5e-2];
+const LOSS: ByRounding<f64> = [1e-6, 5e-3, 3e-2];
+const GRADIENTS: ByRounding<f64> = [1e-5, 5e-2, 2e-1];
+const LOSSES: ByRounding<f64> = [1e-3, 5e-3, 1e-2];
+/// The tolerance is wide even for f32. In some steps, rounding moves one of 300,000 inputs of ReLUs
+/// across zero, which switches the gradient of one of four images.
+const UPDATE: ByRounding<f64> = [2e-2, 1.5e-1, 2e-1];
+const RANKS: ByRounding<f64> = [5e-3, 1e-1, 2e-1];
+const EVALUATION: ByRounding<f64> = [1e-5, 1e-2, 3e-2];
+const IMAGES: ByRounding<u64> = [0, 3, 3];
+
 /// Tolerances for one rounding of the factors of products.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Precision {
@@ -17,9 +33,6 @@ pub(super) struct Precision {
     /// Ten losses, relative to the largest.
     pub(super) losses: f64,
     /// Change of the parameters in ten steps, relative L2.
-    ///
-    /// The tolerance is wide even for f32. In some steps, rounding moves one of 300,000 inputs of
-    /// ReLUs across zero, which switches the gradient of one of four images.
     pub(super) update: f64,
     /// Change of the parameters in two steps of two ranks. Only the order of sums differs.
     pub(super) ranks: f64,
@@ -30,49 +43,30 @@ pub(super) struct Precision {
 }
 
 /// f32 throughout.
-pub(super) const SINGLE: Precision = Precision {
-    name: "f32",
-    logits: 2e-6,
-    loss: 1e-6,
-    gradients: 1e-5,
-    losses: 1e-3,
-    update: 2e-2,
-    ranks: 5e-3,
-    evaluation: 1e-5,
-    images: 0,
-};
-
-/// f32 with matrix units that keep 10 bits of each factor (TF32), as on NVIDIA GPUs.
-const TENSOR: Precision = Precision {
-    name: "tf32",
-    logits: 1e-2,
-    loss: 5e-3,
-    gradients: 5e-2,
-    losses: 5e-3,
-    update: 1.5e-1,
-    ranks: 1e-1,
-    evaluation: 1e-2,
-    images: 3,
-};
+pub(super) const SINGLE: Precision = Precision::by_rounding(0);
 
 /// 16-bit activations.
-pub(super) const HALF: Precision = Precision {
-    name: "16 bits",
-    logits: 5e-2,
-    loss: 3e-2,
-    gradients: 2e-1,
-    losses: 1e-2,
-    update: 2e-1,
-    ranks: 2e-1,
-    evaluation: 3e-2,
-    images: 3,
-};
+pub(super) const HALF: Precision = Precision::by_rounding(2);
 
 impl Precision {
+    const fn by_rounding(index: usize) -> Self {
+        Self {
+            name: NAMES[index],
+            logits: LOGITS[index],
+            loss: LOSS[index],
+            gradients: GRADIENTS[index],
+            losses: LOSSES[index],
+            update: UPDATE[index],
+            ranks: RANKS[index],
+            evaluation: EVALUATION[index],
+            images: IMAGES[index],
+        }
+    }
+
     pub(super) fn of(compute: &ComputeSection) -> Self {
         match compute.device {
             _ if compute.dtype() != Activations::F32 => HALF,
-            DeviceChoice::Cuda(_) => TENSOR,
+            DeviceChoice::Cuda(_) => Self::by_rounding(1),
             DeviceChoice::Flex | DeviceChoice::Ndarray => SINGLE,
         }
     }
