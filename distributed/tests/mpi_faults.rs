@@ -2,7 +2,8 @@
 //!
 //! Without arguments the program starts the jobs, `mpirun -n 3 mpi_faults fault KIND`, one after
 //! the other, and checks how they end. Names of kinds select jobs. In each, rank 2 is at fault
-//! while the others wait for it.
+//! while the others wait for it. With the feature `nccl`, ranks also wait in NCCL, with fakes of
+//! the driver and NCCL.
 #![allow(clippy::unwrap_used, reason = "test code")]
 #![allow(
     clippy::print_stdout,
@@ -19,7 +20,12 @@ use std::time::{Duration, Instant};
 use distributed::Communicator;
 use distributed::communicator::{MpiCommunicator, WaitPolicy};
 use distributed::gradients::HierarchicalReducer;
+#[cfg(feature = "nccl")]
+use distributed::gradients::{BucketContext, BucketReduction, NcclReduction};
 use distributed::watchdog::{Phase, RankStatus, Watchdog, WatchedCommunicator};
+
+#[cfg(feature = "nccl")]
+mod fake;
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -46,7 +52,7 @@ const fn fault(kind: &'static str, texts: &'static [&'static str]) -> Fault {
     }
 }
 
-const FAULTS: [Fault; 10] = [
+const FAULTS: &[Fault] = &[
     fault(
         "stop",
         &[
@@ -107,6 +113,23 @@ const FAULTS: [Fault; 10] = [
         "no-start",
         &["error (rank 0): no progress for 3.0 s: not all ranks have started their watchdogs"],
     ),
+    #[cfg(feature = "nccl")]
+    Fault {
+        messages: 0,
+        ..fault("nccl", &[])
+    },
+    #[cfg(feature = "nccl")]
+    Fault {
+        options: &["--enable-recovery"],
+        ..fault(
+            "nccl-kill-unnoticed",
+            &[
+                "error (rank 0): no progress for ",
+                ": rank 2 does not answer",
+                "; waits in ncclAllReduce for ",
+            ],
+        )
+    },
     // The whole job is suspended for longer than the timeout and then resumed: no rank is at fault.
     Fault {
         messages: 0,
@@ -152,6 +175,11 @@ fn main() -> ExitCode {
 
 /// Runs a job and checks its end.
 fn check(fault: &Fault) -> Result<(), String> {
+    #[cfg(feature = "nccl")]
+    let libraries = fake::libraries().ok_or("no C compiler for the fakes of NCCL")?;
+    #[cfg(feature = "nccl")]
+    let mut mpirun = fake::program("mpirun", &libraries, 3);
+    #[cfg(not(feature = "nccl"))]
     let mut mpirun = Command::new("mpirun");
     mpirun.args([
         "-n",
@@ -207,7 +235,8 @@ fn check(fault: &Fault) -> Result<(), String> {
     );
     let mut wrong: Vec<String> = Vec::new();
     // With `--enable-recovery` Open MPI's `mpirun` succeeds whatever the processes do.
-    if status.success() != matches!(fault.kind, "suspend" | "kill-unnoticed") {
+    let succeeds = ["suspend", "nccl", "kill-unnoticed", "nccl-kill-unnoticed"];
+    if status.success() != succeeds.contains(&fault.kind) {
         wrong.push(format!("{status}"));
     }
     let messages = stderr.matches("error (rank ").count();
@@ -282,6 +311,10 @@ fn be_a_rank(kind: &str) -> ExitCode {
     let gradients = watched.duplicate().unwrap();
     gradients.set_wait_policy(WaitPolicy::Sleep);
     let mut reducer = HierarchicalReducer::new(gradients).unwrap();
+    #[cfg(feature = "nccl")]
+    let mut nccl = kind.starts_with("nccl").then(|| {
+        NcclReduction::new(&watched, rank, Arc::clone(&rank_status)).expect("the fake NCCL starts")
+    });
     for step in 0..8 {
         rank_status.at(1, step);
         rank_status.enter(Phase::Backward);
@@ -291,7 +324,9 @@ fn be_a_rank(kind: &str) -> ExitCode {
         if step == 7 && at_fault {
             match kind {
                 "stop" => signal("STOP", &[std::process::id()]),
-                "kill" | "kill-unnoticed" => signal("KILL", &[std::process::id()]),
+                "kill" | "kill-unnoticed" | "nccl-kill-unnoticed" => {
+                    signal("KILL", &[std::process::id()])
+                }
                 "panic" => panic!("the rank fails on purpose"),
                 "loop" | "loop-memory" => spin(),
                 "loop-root" => {
@@ -303,6 +338,14 @@ fn be_a_rank(kind: &str) -> ExitCode {
             }
         }
         rank_status.enter(Phase::Waiting);
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = &mut nccl {
+            let mut values = vec![rank as f32; 100_000];
+            nccl.reduce(BucketContext::default(), 0, &mut values)
+                .unwrap();
+            assert!(values.iter().all(|value| *value == 3.0), "{values:?}");
+            continue;
+        }
         if kind == "loop-memory" {
             reducer.sum(&mut [1.0; 1000]).unwrap();
         } else {

@@ -1,8 +1,12 @@
-//! NCCL on machines without it: ranks agree before one of them waits for the others inside it.
+//! NCCL on machines without it: ranks agree before one of them waits for the others inside it. With
+//! fakes of the driver and NCCL they sum.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+#![allow(clippy::print_stdout, reason = "the reason for a skipped test")]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::{env, fs};
 
 use distributed::communicator::SingleCommunicator;
 use distributed::gradients::{
@@ -10,6 +14,8 @@ use distributed::gradients::{
 };
 use distributed::watchdog::RankStatus;
 use distributed::{CollectiveError, Communicator, run_ranks};
+
+mod fake;
 
 fn ready(version: &str, gpu: &str) -> Readiness {
     Readiness::Ready {
@@ -72,6 +78,34 @@ fn one_rank_gets_its_own_values_or_a_clear_error() {
             "{error}"
         ),
     }
+}
+
+#[test]
+fn with_fake_gpus_ranks_sum_and_each_stream_uploads_sums_and_downloads_in_this_order() {
+    let Some(libraries) = fake::libraries() else {
+        return;
+    };
+    let log = libraries.path().join("log");
+    let mut again = fake::program(env::current_exe().unwrap(), &libraries, 2);
+    again.env("FAKE_CUDA_LOG", &log);
+    again.args(["two_ranks", "one_rank", "--test-threads", "1"]);
+    let output = again.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let log = fs::read_to_string(log).unwrap();
+    let mut streams = BTreeMap::<&str, Vec<&str>>::new();
+    for line in log.lines() {
+        let (call, stream) = line.split_once(' ').unwrap();
+        let (_, stream) = stream.rsplit_once(' ').unwrap();
+        if ["upload", "call", "download"].contains(&call) {
+            streams.entry(stream).or_default().push(call);
+        }
+    }
+    // Two ranks and then one rank, each with two sums.
+    let of_rank = ["upload", "call", "download"].repeat(2);
+    assert_eq!(
+        streams.into_values().collect::<Vec<_>>(),
+        [of_rank.clone(), of_rank.clone(), of_rank]
+    );
 }
 
 #[test]

@@ -74,6 +74,7 @@ nccl() {
     [ ${#features[@]} = 0 ] || with=nccl
     cargo test -p lockstep-distributed --features $with --lib -- nccl::
     cargo test -p lockstep-distributed --features $with --test nccl
+    [ $with = nccl ] || cargo test -p lockstep-distributed --features $with --test mpi_faults -- nccl nccl-kill-unnoticed
 }
 
 corpus() {
