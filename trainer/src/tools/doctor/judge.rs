@@ -320,13 +320,9 @@ fn path_of_gradients(facts: &Facts<'_>) -> Finding {
     if let Some((name, NcclFacts { files, .. })) =
         with_gpus.iter().find(|(_, one)| one.version.is_none())
     {
-        let all = files.join(", ");
         let files = match files.is_empty() {
-            true => "no libnccl.so in the loader's directories".to_owned(),
-            false if files.iter().all(|file| file.ends_with(".so.2")) => {
-                format!("expected libnccl.so, there is only {all}")
-            }
-            false => format!("there is {all}"),
+            true => "no libnccl.so.2 in the loader's directories".to_owned(),
+            false => format!("there is {}", files.join(", ")),
         };
         return Finding::ok(format!(
             "{staged}; not by NCCL, which does not load on {name} ({files})"

@@ -250,8 +250,8 @@ pub(super) fn nccl() -> NcclFacts {
 
 /// Returns NCCL's files in the directories of LD_LIBRARY_PATH and in the output of `ldconfig -p`.
 fn nccl_files(folders: &str, cache: &str, exists: impl Fn(&Path) -> bool) -> Vec<String> {
-    // The program loads the first name. Packages without headers have only the second.
-    const NAMES: [&str; 2] = ["libnccl.so", "libnccl.so.2"];
+    // In the order in which `distributed` loads them.
+    const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
     let folders = folders.split(':').filter(|folder| !folder.is_empty());
     let in_folders = folders.flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
     let in_folders = in_folders.filter(|path| exists(path));
