@@ -122,6 +122,15 @@ impl Axis {
         }
     }
 
+    /// Returns the label with the scale, if it is not linear.
+    pub(super) fn title(&self) -> String {
+        match self.steps {
+            Steps::Linear => self.label.clone(),
+            Steps::Logarithmic => format!("{} (logarithmic)", self.label),
+            Steps::TowardsOne => format!("{} (logarithm of the distance to 100 %)", self.label),
+        }
+    }
+
     /// Returns an axis with ticks at the measured counts, logarithmic over more than two octaves.
     pub(crate) fn of_counts(label: &str, counts: impl IntoIterator<Item = f64>) -> Self {
         let mut ticks: Vec<f64> = counts.into_iter().filter(|count| *count > 0.0).collect();

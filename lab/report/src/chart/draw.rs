@@ -246,7 +246,7 @@ fn x_axis(axis: &Axis, scale: &Scale<'_>, top: f64, bottom: f64) -> Markup {
             (text(*x, bottom + 7.0, "middle", MUTED, name))
         }
         (line(&[(left, bottom), (right, bottom)], MUTED, 1.0, None))
-        (text(f64::midpoint(left, right), bottom + 27.0, "middle", MUTED, &axis.label))
+        (text(f64::midpoint(left, right), bottom + 27.0, "middle", MUTED, &axis.title()))
     }
 }
 
@@ -282,7 +282,7 @@ fn lines(x_axis_: &Axis, y_axis: &Axis, all: &[Series], top: f64) -> (Markup, f6
         }
         (line(&[(left, top + 6.0), (left, bottom)], MUTED, 1.0, None))
         g transform={ "translate(" (SIDE) "," (middle) ") rotate(-90)" } {
-            (text(0.0, 0.0, "middle", MUTED, &y_axis.label))
+            (text(0.0, 0.0, "middle", MUTED, &y_axis.title()))
         }
         (x_axis(x_axis_, &x, top + 6.0, bottom))
         @for one in all { @for points in &one.lines { (of_line(one, points, &x, &y)) } }

@@ -160,8 +160,8 @@ impl Figure {
     /// Returns all numbers that are drawn.
     pub(crate) fn data(&self) -> Table {
         let point = |range: Option<(f64, f64)>| {
-            let (least, most) = range.unzip();
-            row!["least" => number(least, 4), "most" => number(most, 4)]
+            let (low, high) = range.unzip();
+            row!["low" => number(low, 4), "high" => number(high, 4)]
         };
         let rows: Vec<NamedRow> = match &self.marks {
             Marks::Lines(y, series) => {

@@ -19,20 +19,29 @@ const MOST_BEST: usize = 10;
 /// Mean and deviation.
 type Mean = Option<(f64, Option<f64>)>;
 
-/// Returns the groups, the best first, with the name and the mean of the figure that ranks them.
-fn ranked<'a>(facts: &Facts<'a>) -> Vec<(Group<'a>, String, Mean)> {
-    let of_group = |group: Group<'a>| {
-        let (figure, lower_is_better) = group.runs[0].figure();
-        let mean = group.mean(|run| run.result()?.2.value(&figure));
-        let rank = mean.map(|(mean, _)| if lower_is_better { mean } else { -mean });
+/// Returns the groups, the best first by the score that chose their epochs: the test split of a run
+/// with a val split chooses nothing.
+fn ranked<'a>(facts: &Facts<'a>) -> Vec<Group<'a>> {
+    let rank = |group: &Group<'a>| {
+        let best = group.runs[0].best();
+        let mean = group.mean(|run| Some(run.best()?.value));
+        let rank = best.as_ref().zip(mean).map(
+            |(best, (mean, _))| {
+                if best.lower_is_better { mean } else { -mean }
+            },
+        );
         let rank = rank.filter(|rank| rank.is_finite());
-        (rank.unwrap_or(f64::INFINITY), (group, figure, mean))
+        (best.map(|best| best.figure), rank.unwrap_or(f64::INFINITY))
     };
-    let mut ranked: Vec<_> = facts.groups().into_iter().map(of_group).collect();
-    ranked.sort_by(|(rank, (_, figure, _)), (other, (_, of_other, _))| {
+    let mut ranked: Vec<_> = facts
+        .groups()
+        .into_iter()
+        .map(|group| (rank(&group), group))
+        .collect();
+    ranked.sort_by(|((figure, rank), _), ((of_other, other), _)| {
         figure.cmp(of_other).then(rank.total_cmp(other))
     });
-    ranked.into_iter().map(|(_, one)| one).collect()
+    ranked.into_iter().map(|(_, group)| group).collect()
 }
 
 /// Returns the measurements of the cells of a study that do not train, the fastest first.
@@ -60,12 +69,13 @@ fn with_deviation((mean, deviation): (f64, Option<f64>), decimals: usize) -> Str
 pub(super) fn sentences(facts: &Facts<'_>) -> Vec<String> {
     let ranked = ranked(facts);
     let mut sentences: Vec<String> = Vec::new();
-    if let Some((group, figure, mean)) = ranked.first() {
-        let best = match ranked.len() {
-            1 => String::new(),
-            all => format!("Best of {all}, {}: ", group.name),
+    if let Some(group) = ranked.first() {
+        let best = match (ranked.len(), group.runs[0].best()) {
+            (1, _) => String::new(),
+            (all, Some(best)) => format!("Best of {all} by {}, {}: ", best.name(), group.name),
+            (all, None) => format!("First of {all}, {}: ", group.name),
         };
-        sentences.extend(of_best(group, figure, *mean).map(|sentence| best + &sentence));
+        sentences.extend(of_best(group).map(|sentence| best + &sentence));
     }
     for (index, study) in facts.sources.studies.iter().enumerate() {
         let fastest = fastest(facts, index + 1);
@@ -110,11 +120,21 @@ fn over_others(comparison: &Comparison) -> Option<String> {
 }
 
 /// Describes a group by its result and its job; `None` before the first epoch.
-fn of_best(group: &Group<'_>, figure: &str, mean: Mean) -> Option<String> {
+fn of_best(group: &Group<'_>) -> Option<String> {
     let run = group.runs[0];
     let last = run.epochs.last()?;
+    let has_top1 = run
+        .result()
+        .is_some_and(|(.., scores)| scores.top1.is_some());
+    let figure = match run.best() {
+        Some(best) if !has_top1 => best.figure,
+        _ => "top1".to_owned(),
+    };
+    let figure = figure.as_str();
+    let mean = group.mean(|run| run.result()?.2.value(figure));
     let result = run.result().zip(mean).map(|((split, epoch, _), mean)| {
-        let of = match epoch == last.number() {
+        let mut epochs = group.runs.iter().filter_map(|run| Some(run.result()?.1));
+        let of = match epoch == last.number() || epochs.any(|other| other != epoch) {
             true => String::new(),
             false => format!(" of the model of epoch {epoch}"),
         };
@@ -169,7 +189,7 @@ pub(super) fn summary(facts: &Facts<'_>, section: &mut Section) {
         };
         section.text(format!("{title}. {}", plan.about).trim());
     }
-    let groups: Vec<Group<'_>> = ranked(facts).into_iter().map(|(group, ..)| group).collect();
+    let groups = ranked(facts);
     let title = match groups.len() {
         1 => "Result",
         _ => "Results, the best first",
@@ -265,6 +285,13 @@ fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>, is_detailed: bool) -> N
     let share = |share| percent(share, 2);
     let plain = |value| number(value, 4);
     let of_result = |figure: &str| group.mean(|run| run.result()?.2.value(figure));
+    if let Some(best) = run.best() {
+        let mean = group.mean(|run| Some(run.best()?.value));
+        match best.figure == "top1" {
+            true => add(&format!("best {}, %", best.name()), mean, &share),
+            false => add(&format!("best {}", best.name()), mean, &plain),
+        }
+    }
     add("accuracy, %", of_result("top1"), &share);
     for metric in metrics {
         add(metric, of_result(metric), &plain);
@@ -274,14 +301,6 @@ fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>, is_detailed: bool) -> N
         number(speed, 1)
     });
     let mean = |mean: Mean| mean.map(|(mean, _)| mean);
-    let best = run
-        .summary
-        .as_ref()
-        .and_then(|summary| summary.best.as_ref());
-    let best_value = best.map(|best| match best.monitor.ends_with("top1") {
-        true => percent(best.value, 2),
-        false => number(best.value, 4),
-    });
     let manifest = run.manifest();
     let is_detailed = is_detailed && group.runs.len() == 1;
     row.extend(row![
@@ -289,8 +308,6 @@ fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>, is_detailed: bool) -> N
         "seconds" => number(mean(group.mean(Run::seconds)), 1),
         "model of epoch" => result.map(|(_, epoch, _)| epoch).filter(|_| is_detailed),
         "epochs" => run.epochs.last().map(EpochRecord::number),
-        "best by" => best.map(|best| &best.monitor),
-        "best (top-1 in %)" => best_value.filter(|_| is_detailed),
         "ranks" => run.ranks_in_turn(),
         "memory, MiB" => mebibytes(run.peak_memory_bytes()),
         "global batch" => run.global_batch_size(),
@@ -307,7 +324,7 @@ fn of_group(group: &Group<'_>, metrics: &BTreeSet<&str>, is_detailed: bool) -> N
 mod tests {
     use super::*;
     use crate::sources::Sources;
-    use records::{Best, Evaluation, Manifest, Summary};
+    use records::{Best, Evaluation, FinalTest, Manifest, Summary};
 
     fn run(seed: &str, scores: Evaluation) -> Run {
         let mut manifest = Manifest {
@@ -353,10 +370,61 @@ mod tests {
         };
         let seeds = vec![other, run("0", top1(0.8)), run("1", top1(0.9))];
         let expected = format!(
-            "Best of 2, seed0 and 1 more: 85.00 ± 7.07 % test accuracy after 1 epoch, 2 runs; {job}"
+            "Best of 2 by test accuracy, seed0 and 1 more: 85.00 ± 7.07 % test accuracy after 1 epoch, 2 runs; {job}"
         );
         assert_eq!(sentences_of(seeds), [expected]);
         assert!(sentences_of(vec![Run::default()]).is_empty());
+    }
+
+    #[test]
+    fn the_val_split_chooses_the_best_and_the_test_split_is_only_shown() {
+        let run = |seed: &str, rate: &str, [val, test]: [f64; 2], epoch| {
+            let top1 = |top1| Evaluation {
+                top1: Some(top1),
+                ..Evaluation::default()
+            };
+            let mut run = run(seed, top1(0.0));
+            let rate = ("optimizer.learning-rate".to_owned(), rate.to_owned());
+            run.settings[0].extend([rate]);
+            run.summary = Some(Summary {
+                best: Some(Best {
+                    epoch,
+                    monitor: "val-top1".to_owned(),
+                    value: val,
+                }),
+                test: Some(FinalTest {
+                    epoch,
+                    scores: top1(test),
+                }),
+                ..Summary::default()
+            });
+            run
+        };
+        let sources = Sources {
+            runs: vec![
+                run("0", "0.1", [0.5, 0.9], 0),
+                run("0", "0.2", [0.8, 0.6], 2),
+                run("1", "0.2", [0.8, 0.6], 3),
+            ],
+            ..Sources::default()
+        };
+        let facts = Facts::new(&sources, None);
+        let sentence = sentences(&facts).remove(0);
+        let expected = "60.00 ± 0.00 % test accuracy after 1 epoch, 2 runs;";
+        assert!(
+            sentence.starts_with("Best of 2 by val accuracy, "),
+            "{sentence}"
+        );
+        assert!(sentence.contains(expected), "{sentence}");
+        let mut section = Section::new("", "");
+        summary(&facts, &mut section);
+        let crate::document::Content::Table(table) = &section.contents[0] else {
+            panic!("{section:?}")
+        };
+        let table = table.to_csv();
+        assert!(table.contains("\"best val accuracy, %\""), "{table}");
+        let tests: Vec<usize> = ["60", "90"].map(|test| table.find(test).unwrap()).to_vec();
+        assert!(tests[0] < tests[1], "{table}");
     }
 
     #[test]

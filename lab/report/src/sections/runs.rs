@@ -70,7 +70,7 @@ pub(super) fn options(run: &Run) -> BTreeMap<String, String> {
 pub(super) fn manifests(facts: &Facts<'_>, section: &mut Section) {
     let runs = &facts.sources.runs;
     if runs.iter().any(|run| !run.manifests.is_empty()) {
-        section.text("With this commit checked out and data of the same checksum, the command repeats the run; so does `trainer train --config run.toml --output-dir NEW` on the same number of ranks.");
+        section.text("With this commit checked out and data of the same checksum, the command repeats a run that was not resumed. So does trainer train --config run.toml --output-dir NEW on the same number of ranks.");
     }
     let sessions = runs
         .iter()

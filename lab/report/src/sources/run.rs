@@ -47,6 +47,27 @@ pub(crate) struct RunGroup {
     pub(crate) cell: String,
 }
 
+/// The score of a run's best epoch.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BestScore {
+    pub(crate) split: String,
+    /// `top1`, `loss` or the name of a metric.
+    pub(crate) figure: String,
+    pub(crate) value: f64,
+    pub(crate) lower_is_better: bool,
+}
+
+impl BestScore {
+    /// Returns split and figure in words, such as `val accuracy`.
+    pub(crate) fn name(&self) -> String {
+        let figure = match self.figure.as_str() {
+            "top1" => "accuracy",
+            figure => figure,
+        };
+        format!("{} {figure}", self.split)
+    }
+}
+
 impl Run {
     /// Returns true if a directory looks like that of a run.
     pub(crate) fn is_in(directory: &Path) -> bool {
@@ -201,30 +222,35 @@ impl Run {
         })
     }
 
-    /// Returns the name of the score that ranks runs, and true if lower is better: the accuracy, or
-    /// the score that chose the best epoch of a task without classes.
-    pub(crate) fn figure(&self) -> (String, bool) {
-        if self
-            .result()
-            .is_some_and(|(.., scores)| scores.top1.is_some())
-        {
-            return ("top1".to_owned(), false);
+    /// Returns the score that chose the best epoch; before the end of a run the best accuracy or
+    /// loss so far. `None` before the first evaluation.
+    pub(crate) fn best(&self) -> Option<BestScore> {
+        let evaluations = self.epochs.iter().filter_map(EpochRecord::evaluation);
+        let summary = self.summary.as_ref();
+        if let Some(best) = summary.and_then(|summary| summary.best.as_ref()) {
+            let (split, figure) = best.monitor.split_once('-')?;
+            let mut values = evaluations.filter_map(|(_, scores)| scores.value(figure));
+            return Some(BestScore {
+                split: split.to_owned(),
+                figure: figure.to_owned(),
+                value: best.value,
+                lower_is_better: figure == "loss" || values.any(|value| value > best.value),
+            });
         }
-        let best = self
-            .summary
-            .as_ref()
-            .and_then(|summary| summary.best.as_ref());
-        let Some((best, (_, figure))) =
-            best.and_then(|best| Some((best, best.monitor.split_once('-')?)))
-        else {
-            return ("loss".to_owned(), true);
+        let (split, last) = evaluations.clone().last()?;
+        let lower_is_better = last.top1.is_none();
+        let figure = if lower_is_better { "loss" } else { "top1" };
+        let values = evaluations.filter_map(|(_, scores)| scores.value(figure));
+        let value = match lower_is_better {
+            true => values.min_by(f64::total_cmp),
+            false => values.max_by(f64::total_cmp),
         };
-        let mut values = self
-            .epochs
-            .iter()
-            .filter_map(|epoch| epoch.evaluation()?.1.value(figure));
-        let is_lowest = figure == "loss" || values.any(|value| value > best.value);
-        (figure.to_owned(), is_lowest)
+        Some(BestScore {
+            split: split.to_owned(),
+            figure: figure.to_owned(),
+            value: value?,
+            lower_is_better,
+        })
     }
 
     /// Returns the seconds of all epochs, with evaluations and checkpoints.
