@@ -6,6 +6,7 @@
 //! weight gradient two, a convolution one. No launch waits.
 
 mod convolution;
+pub mod implicit_gemm;
 mod norm;
 mod overwrite;
 mod strip;

@@ -1,6 +1,7 @@
 //! The extension on burn's GPU backend, by the kernels of the crate `gpu`.
 //!
-//! In and out: as the trait says. Invariant: an operation without a kernel is burn's.
+//! In and out: as the trait says. Invariant: an operation without a kernel is burn's, a
+//! convolution without matrix units in f32, because burn's direct kernel sums 16 bits in 16 bits.
 
 #[cfg(all(test, feature = "flex"))]
 mod tests;
@@ -8,13 +9,15 @@ mod tests;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::ConvOptions;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::cast;
 use burn_cubecl::tensor::CubeTensor;
-use gpu::cube;
+use gpu::cube::{self, implicit_gemm};
 
 pub(super) use gpu::cube::{convolved, in_f32, row};
 
 use super::fused::{convolution_by_burn, input_gradient_by_burn, weight_gradient_by_burn};
 use super::{LayerOps, NormEnd, NormTable};
+use crate::ops::composed::widen;
 use crate::switches::Switches;
 
 impl From<NormTable<CubeBackend>> for cube::Norm {
@@ -69,8 +72,15 @@ impl LayerOps for CubeBackend {
     }
 
     fn convolution(input: CubeTensor, weight: CubeTensor, options: ConvOptions<2>) -> CubeTensor {
-        unless_switched_off(|| cube::convolve(&input, &weight, &options, false))
-            .unwrap_or_else(|| convolution_by_burn::<Self>(input, weight, options))
+        unless_switched_off(|| {
+            cube::convolve(&input, &weight, &options, false)
+                .or_else(|| implicit_gemm::forward(&input, &weight, &options))
+        })
+        .unwrap_or_else(|| {
+            let dtype = input.dtype;
+            let [input, weight] = [input, weight].map(widen::<Self>);
+            cast(convolution_by_burn::<Self>(input, weight, options), dtype)
+        })
     }
 
     fn input_gradient(
@@ -79,8 +89,18 @@ impl LayerOps for CubeBackend {
         dy: CubeTensor,
         options: ConvOptions<2>,
     ) -> CubeTensor {
-        unless_switched_off(|| cube::convolve(&dy, &weight, &options, true))
-            .unwrap_or_else(|| input_gradient_by_burn::<Self>(input, weight, dy, options))
+        unless_switched_off(|| {
+            cube::convolve(&dy, &weight, &options, true)
+                .or_else(|| implicit_gemm::input_gradient(&input.shape(), &weight, &dy, &options))
+        })
+        .unwrap_or_else(|| {
+            let dtype = dy.dtype;
+            let [weight, dy] = [weight, dy].map(widen::<Self>);
+            cast(
+                input_gradient_by_burn::<Self>(input, weight, dy, options),
+                dtype,
+            )
+        })
     }
 
     fn weight_gradient(
@@ -89,8 +109,16 @@ impl LayerOps for CubeBackend {
         dy: CubeTensor,
         options: ConvOptions<2>,
     ) -> CubeTensor {
-        unless_switched_off(|| cube::weight_gradient(&input, &weight.shape(), &dy, &options))
-            .unwrap_or_else(|| weight_gradient_by_burn::<Self>(input, weight, dy, options))
+        let shape = weight.shape();
+        unless_switched_off(|| {
+            cube::weight_gradient(&input, &shape, &dy, &options).or_else(|| {
+                implicit_gemm::weight_gradient(&input, &shape, &dy, &options).map(widen::<Self>)
+            })
+        })
+        .unwrap_or_else(|| {
+            let [input, weight, dy] = [input, weight, dy].map(widen::<Self>);
+            weight_gradient_by_burn::<Self>(input, weight, dy, options)
+        })
     }
 
     fn overwrite(target: CubeTensor, source: CubeTensor) -> CubeTensor {
