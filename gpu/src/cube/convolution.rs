@@ -3,8 +3,9 @@
 //! In: a table `[N, H, W, C]`, a weight `[C_out, C_in, 3, 3]`; 16, 32, 48 or 64 channels.
 //! Out: a table with the channels of the output, or of the input for the gradient. The gradient is
 //! a convolution of the output's gradient with the rotated weight (180 degrees). A cube keeps the
-//! whole weight in shared memory and iterates over strips of the table. A plane computes 16
-//! channels of the output for some tiles of 16 pixels.
+//! weight in shared memory and iterates over strips of the table. If the whole weight does not fit,
+//! each cube computes a part of the result's channels. A plane computes 16 channels for some tiles
+//! of 16 pixels.
 //! Invariant: sums are f32, in an order that depends only on shapes.
 
 // The macro makes of each kernel a module with public functions.
@@ -41,6 +42,14 @@ const FEWEST_ROWS: usize = 4;
 pub(super) fn keeps_size(weight: &Shape, options: &ConvOptions<2>) -> bool {
     let [.., kernel, kernel_width] = weight.dims::<4>();
     [kernel, kernel_width] == [3, 3] && *options == ConvOptions::new([1, 1], [1, 1], [1, 1], 1)
+}
+
+/// Returns the shared memory of a multiprocessor.
+fn shared_bytes_of(device: &DeviceProperties) -> usize {
+    device
+        .hardware
+        .max_shared_memory_size
+        .min(MOST_SHARED_BYTES)
 }
 
 /// Returns the output, or with `is_gradient` the gradient of the input for a gradient of the
@@ -85,10 +94,15 @@ pub fn convolve(
         .hardware
         .num_streaming_multiprocessors
         .unwrap_or(1) as usize;
-    let cubes = processors * (MOST_SHARED_BYTES / plan.shared_bytes()).min(MOST_CUBES);
+    let shared_bytes = shared_bytes_of(table.client.properties());
+    let cubes = processors * (shared_bytes / plan.shared_bytes()).min(MOST_CUBES);
     convolve_strips::launch(
         &result.client,
-        CubeCount::Static(strips.min(cubes) as u32, 1, 1),
+        CubeCount::Static(
+            strips.min(cubes.div_ceil(plan.parts)) as u32,
+            plan.parts as u32,
+            1,
+        ),
         CubeDim::new_2d(PLANE as u32, PLANES as u32),
         address,
         plan.strip.factors.vector,
@@ -119,8 +133,10 @@ pub fn takes_convolution(
 pub(super) struct ConvolutionPlan {
     /// Strip of the input table.
     strip: Strip,
-    /// Channels of the result.
+    /// Channels of the result that a cube computes.
     channels: usize,
+    /// Parts of the result's channels.
+    parts: usize,
 }
 
 impl ConvolutionPlan {
@@ -131,11 +147,7 @@ impl ConvolutionPlan {
         channels_of_result: usize,
         dtype: DType,
     ) -> Option<(Self, ElemType)> {
-        let shared_bytes = device
-            .hardware
-            .max_shared_memory_size
-            .min(MOST_SHARED_BYTES);
-        let plan = Self::new(shape, channels_of_result, dtype, shared_bytes)?;
+        let plan = Self::new(shape, channels_of_result, dtype, shared_bytes_of(device))?;
         plan.strip
             .factors
             .staged(dtype, device)
@@ -154,10 +166,10 @@ impl ConvolutionPlan {
         let is_ours = [channels, channels_of_result]
             .iter()
             .all(|channels| channels.is_multiple_of(TILE) && *channels <= MOST_CHANNELS);
-        if !is_ours || !PLANES.is_multiple_of(channels_of_result / TILE) {
+        if !is_ours {
             return None;
         }
-        let with_rows = |rows: usize| {
+        let with_rows = |rows: usize, parts: usize| {
             let pitch = width + 1;
             let pixels = (rows * pitch).next_multiple_of(TILE) + 2 * pitch + 2;
             Self {
@@ -170,13 +182,19 @@ impl ConvolutionPlan {
                     border: 1,
                     pixels,
                 },
-                channels: channels_of_result,
+                channels: channels_of_result / parts,
+                parts,
             }
         };
-        (height.min(FEWEST_ROWS)..=height)
-            .map(with_rows)
-            .filter(|plan| plan.sums() <= MOST_SUMS && plan.shared_bytes() <= shared_bytes)
-            .min_by_key(|plan| (plan.strips() * plan.sums(), plan.strips()))
+        let tiles = channels_of_result / TILE;
+        (1..=tiles)
+            .filter(|parts| tiles.is_multiple_of(*parts) && PLANES.is_multiple_of(tiles / *parts))
+            .find_map(|parts| {
+                (height.min(FEWEST_ROWS)..=height)
+                    .map(|rows| with_rows(rows, parts))
+                    .filter(|plan| plan.sums() <= MOST_SUMS && plan.shared_bytes() <= shared_bytes)
+                    .min_by_key(|plan| (plan.strips() * plan.sums(), plan.strips()))
+            })
     }
 
     /// Returns the number of strips in an image.
@@ -199,7 +217,7 @@ impl ConvolutionPlan {
         self.tiles().div_ceil(self.lanes())
     }
 
-    /// Returns the rows of a tap's matrix in the weight: the channels of the output, in either
+    /// Returns the rows of a tap's matrix in a cube's weight: channels of the output, in either
     /// direction.
     fn rows(&self, is_gradient: bool) -> usize {
         if is_gradient {
@@ -209,7 +227,7 @@ impl ConvolutionPlan {
         }
     }
 
-    /// Returns the length of such a row: the channels of the input.
+    /// Returns the length of such a row: channels of the input.
     fn columns(&self, is_gradient: bool) -> usize {
         if is_gradient {
             self.channels
@@ -265,20 +283,33 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
     let mut of_planes = Shared::<[Vector<f32, V>]>::new_slice(comptime!(PLANES * square / vector));
     clear::<S, V>(&mut inputs, of_table);
     let units = comptime!(PLANE * PLANES);
-    let values = comptime!(weight_rows * columns * TAPS / vector);
+    // In vectors: a row of the cube's weight, a row of the whole weight, the cube's first value.
+    let (row_len, whole_row) = comptime!((
+        columns * TAPS / vector,
+        columns * TAPS / vector * if is_gradient { plan.parts } else { 1 }
+    ));
+    let part = CUBE_POS_Y as usize;
+    let first_value = part
+        * comptime!(if is_gradient {
+            row_len
+        } else {
+            weight_rows * row_len
+        });
+    let values = comptime!(weight_rows * row_len);
     let mut first = UNIT_POS as usize;
     while first < values {
         let mut read = Array::<Vector<E, V>>::new(READS);
         #[unroll]
         for turn in 0..READS {
-            read[turn] = weight[min(first + turn * units, values - 1)];
+            let value = min(first + turn * units, values - 1);
+            read[turn] = weight[first_value + value / row_len * whole_row + value % row_len];
         }
         #[unroll]
         for turn in 0..READS {
             let value = read[turn];
             #[unroll]
-            for part in 0..vector {
-                let at = min(first + turn * units, values - 1) * vector + part;
+            for lane in 0..vector {
+                let at = min(first + turn * units, values - 1) * vector + lane;
                 let row = at / comptime!(columns * TAPS);
                 let column = at / TAPS % columns;
                 let tap = at % TAPS;
@@ -288,7 +319,7 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
                     tap
                 };
                 weights[(tap * weight_rows + row) * row_pitch + column] =
-                    S::cast_from(value.extract(part));
+                    S::cast_from(value.extract(lane));
             }
         }
         first += units * READS;
@@ -309,12 +340,12 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
         for tap in 0..TAPS {
             let under = tap / 3 * pitch + tap % 3;
             #[unroll]
-            for part in 0..comptime!(of_table.channels / depth) {
-                let of_part = comptime!(part * depth);
+            for step in 0..comptime!(of_table.channels / depth) {
+                let of_step = comptime!(step * depth);
                 let start = if comptime!(is_gradient) {
-                    (tap * weight_rows + of_part) * row_pitch + tile_out * TILE
+                    (tap * weight_rows + of_step) * row_pitch + tile_out * TILE
                 } else {
-                    (tap * weight_rows + tile_out * TILE) * row_pitch + of_part
+                    (tap * weight_rows + tile_out * TILE) * row_pitch + of_step
                 };
                 let weight = cmma::Matrix::<S>::from_slice(
                     cmma::MatrixIdent::B,
@@ -333,7 +364,7 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
                 for turn in 0..comptime!(plan.sums()) {
                     // A plane without a remaining tile computes the last tile again.
                     let tile = min(lane + turn * lanes, comptime!(plan.tiles() - 1));
-                    let start = (tile * TILE + under) * stride + comptime!(part * depth / vector);
+                    let start = (tile * TILE + under) * stride + comptime!(step * depth / vector);
                     let (a, rows) = comptime!((cmma::MatrixIdent::A, cmma::MatrixLayout::RowMajor));
                     let value = factor::<S, V>(&inputs, start, of_table, a, rows);
                     let sum = sums.index(turn);
@@ -359,12 +390,13 @@ pub(super) fn convolve_strips<E: Float, S: Float, V: Size>(
             let row = pixel / pitch;
             let x = pixel % pitch;
             if row < rows && x < width && top + row < height {
-                let to =
-                    ((image * height + top + row) * width + x) * plan.channels + tile_out * TILE;
+                let pixel = (image * height + top + row) * width + x;
+                let tile = part * comptime!(plan.channels / TILE) + tile_out;
+                let to = pixel * comptime!(plan.channels * plan.parts) + tile * TILE;
                 #[unroll]
-                for part in 0..of_unit {
-                    let at = start + UNIT_POS_X as usize * of_unit + part;
-                    let column = UNIT_POS_X as usize % 2 * of_unit + part;
+                for vectors in 0..of_unit {
+                    let at = start + UNIT_POS_X as usize * of_unit + vectors;
+                    let column = UNIT_POS_X as usize % 2 * of_unit + vectors;
                     result[to / vector + column] = Vector::cast_from(of_planes[at]);
                 }
             }
