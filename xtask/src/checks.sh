@@ -311,6 +311,46 @@ has_gpu() {
     [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ]
 }
 
+# nvrtc: installs the compiler of CUDA 12.9, which knows sm_70 to sm_90, in target/nvrtc.
+nvrtc() {
+    local folder=target/nvrtc wheels
+    [ -e $folder/include/crt ] && return
+    [ -n "${MAY_INSTALL:-}" ] && has python3 || skip "no NVRTC; it is installed if allowed"
+    python3 -m venv $folder/python
+    $folder/python/bin/python -m pip install --quiet --disable-pip-version-check nvidia-cuda-nvrtc-cu12==12.9.86 \
+        nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-cccl-cu12==12.9.27 nvidia-cuda-nvcc-cu12==12.9.86
+    wheels=$(echo "$PWD"/$folder/python/lib/python3*/site-packages/nvidia)
+    mkdir -p $folder/include $folder/lib
+    ln -sf "$wheels"/cuda_nvrtc/lib/* $folder/lib
+    cp -rs "$wheels"/cuda_{runtime,cccl,nvcc}/include/* $folder/include
+}
+
+# recorded MODEL BATCH: compiles each kernel of a training step for a V100, an A100 and an H100,
+# against a driver that records launches and refuses those beyond the limits of the GPU.
+recorded() {
+    local folder=$PWD/target/recorded cuda=$PWD/target/nvrtc sm dtype run text code what
+    mkdir -p "$folder"
+    cc -O1 -shared -fPIC -pthread -o "$folder/libcuda.so" distributed/tests/fake/cuda.c
+    for sm in 70 80 90; do
+        for dtype in f32 bf16 f16; do
+            what="$1 in $dtype on sm_$sm"
+            run=$folder/$1-$sm-$dtype
+            rm -rf "$run"
+            mkdir -p "$run"
+            printf '[autotune.decisions]\nfile = "%s"\n' "$run/decisions" > "$run/cubecl.toml"
+            code=0
+            text=$(cd "$run" && FAKE_CUDA_SM=$sm FAKE_CUDA_LOG=$run/calls CUDA_PATH=$cuda XDG_CACHE_HOME=$run/cache \
+                LD_LIBRARY_PATH=$folder:$cuda/lib LD_PRELOAD=$stubs:$folder/libcuda.so timeout 1500 "$trainer" bench \
+                --device cuda --model "$1" --dtype $dtype --batch-size-per-rank "$2" --steps 6 --warmup-steps 1 2>&1) || code=$?
+            [ $code = 0 ] || fail "$what: exit code $code: $text"
+            ! grep '^refused' "$run/calls" || fail "$what: launches beyond the limits of the GPU"
+            ! [ -s "$run/decisions" ] || fail "$what: burn tuned kernels: $(cat "$run/decisions")"
+            text=$(sed -n 's/.*further steps.* in \(.*\) launches.*/\1/p' <<< "$text")
+            echo "recorded $what: $(grep -c '^function' "$run/calls") kernels, $text launches a step"
+        done
+    done
+}
+
 cuda() {
     local trainer stubs text code=0
     cuda_build
@@ -326,6 +366,8 @@ cuda() {
     # Without a GPU the program ends by its own error, neither by a panic nor by a signal.
     [ $code = 1 ] || [ $code = 2 ] || fail "bench without a GPU: expected exit code 1 or 2, got $code"
     grep -i cuda <<< "$text" > /dev/null || fail "bench without a GPU: expected a message about cuda"
+    nvrtc
+    recorded resnet20 8
 }
 
 # gpu_check DATA FLAG...: packs the trainer for CUDA with its checks into target/gpu-check, and
