@@ -11,8 +11,8 @@ use burn::tensor::{Device, Tensor};
 use crate::context::PassContext;
 use crate::features::{Features, in_f32, widened};
 use crate::modules::{around, config_around};
-use crate::ops::gated;
 use crate::ops::single::{Operation, computes, single};
+use crate::ops::{count_multiply_adds, gated};
 use crate::pooling::by_burn;
 use crate::rewrite::swap_axes;
 
@@ -53,6 +53,7 @@ impl ConvTranspose2d {
             "transposed convolution: expected [N, H, W, {expected}], got {:?}",
             x.dims()
         );
+        count_multiply_adds(self.weight.shape().num_elements(), n * height * width);
         let PassContext {
             computation, hook, ..
         } = PassContext::current();

@@ -17,8 +17,8 @@ use crate::context::PassContext;
 use crate::features::{Features, Values, format, in_f32};
 use crate::ops::single::{Operation, computes, single};
 use crate::ops::{
-    ConvolutionOptions, HookedParameters, LayerOptions, NormLink, ResidualKind, gated,
-    layer_inference, layer_train, stock,
+    ConvolutionOptions, HookedParameters, LayerOptions, NormLink, ResidualKind,
+    count_multiply_adds, gated, layer_inference, layer_train, stock,
 };
 use crate::rewrite::{convolve, rewrite, symmetric_padding};
 use crate::{fallback, norm};
@@ -92,10 +92,20 @@ impl Convolved {
             rectifier: Rectifier::None,
         };
         norm::expect_channels(&layer.norm, channels, || layer.out_dims());
+        if let Some((conv, _)) = &layer.convolution {
+            count(conv.weight.shape().num_elements(), layer.out_dims());
+        }
         layer
     }
 
     pub(crate) fn evaluate(self) -> Tensor<4> {
+        let num_weights = self.conv.weight.shape().num_elements();
+        let output = self.compute();
+        count(num_weights, output.dims());
+        output
+    }
+
+    fn compute(self) -> Tensor<4> {
         let Self {
             context,
             conv,
@@ -139,6 +149,10 @@ impl Convolved {
             }
         }
     }
+}
+
+fn count(num_weights: usize, [n, height, width, _]: [usize; 4]) {
+    count_multiply_adds(num_weights, n * height * width);
 }
 
 /// A layer that ends in a normalisation, whose reader is not known yet.

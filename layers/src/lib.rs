@@ -67,7 +67,7 @@ pub mod backend {
 
 /// Time of the CPU kernels of a step.
 pub mod timing {
-    pub use crate::ops::{KernelAlone, KernelCalls, KernelTime, kernel_times};
+    pub use crate::ops::{KernelAlone, KernelCalls, KernelTime, kernel_times, multiply_adds};
 }
 
 /// The example of the crate's page, as a test.

@@ -15,7 +15,7 @@ use crate::context::PassContext;
 use crate::features::Features;
 use crate::layer::Convolved;
 use crate::ops::single::{Operation, computes, single};
-use crate::ops::{gated, stock};
+use crate::ops::{count_multiply_adds, gated, stock};
 
 /// Defines a module around burn's own; visitors of parameters see burn's module.
 macro_rules! around {
@@ -215,6 +215,8 @@ impl Linear {
             "linear layer: expected [.., {channels}], got {:?}",
             x.dims()
         );
+        let positions = x.shape().num_elements() / channels.max(1);
+        count_multiply_adds(self.weight.shape().num_elements(), positions);
         let PassContext {
             computation, hook, ..
         } = PassContext::current();

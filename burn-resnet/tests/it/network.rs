@@ -148,3 +148,23 @@ mod second_opinion {
         );
     }
 }
+
+#[test]
+fn the_multiply_adds_of_a_forward_pass_are_the_published_ones() {
+    let device = Device::flex();
+    // He et al. 2016 and fvcore.
+    for (name, pixels, expected) in [
+        ("resnet20", 32, 40_551_040.0),
+        ("resnet50", 224, 4_089_184_256.0),
+    ] {
+        let model = ResNetConfig::from_name(name).unwrap().init(0, &device);
+        let images = Tensor::zeros([1, pixels, pixels, 3], &device);
+        let earlier = layers::timing::multiply_adds();
+        model.forward(images);
+        assert_eq!(
+            layers::timing::multiply_adds() - earlier,
+            expected,
+            "{name}"
+        );
+    }
+}

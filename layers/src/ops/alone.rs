@@ -66,21 +66,6 @@ impl KernelCalls {
         of(|(kernel, call)| call.bytes(*kernel)) / outputs.max(1.0)
     }
 
-    /// Returns the number of multiply-adds in the convolutions of layers with a norm: in the
-    /// forward pass, the gradient of the weights, and that of the input if it is needed. Other
-    /// kernels are not counted.
-    pub fn multiply_adds(&self) -> f64 {
-        let of = |(kernel, call): &(Kernel, LayerCall)| {
-            let passes = match kernel {
-                Kernel::Convolution => 1.0,
-                Kernel::Gradients => 1.0 + f64::from(u8::from(call.needs_input)),
-                _ => 0.0,
-            };
-            passes * call.shape.flops() / 2.0
-        };
-        self.0.iter().map(of).sum()
-    }
-
     /// Runs each kind of call separately on the current rayon pool, which takes about a second for
     /// a small network.
     pub fn alone(&self) -> Vec<KernelAlone> {
@@ -416,12 +401,6 @@ mod tests {
             calls.walks()
         );
         assert_eq!(KernelCalls::default().walks(), 0.0);
-        // Forward, weights and input.
-        let of_output = 32.0 * 3.0 * 3.0;
-        assert_eq!(
-            calls.multiply_adds(),
-            3.0 * (16.0 * 16.0 * 16.0 * 32.0) * of_output
-        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! Invariant: kernels are not nested, so the sum is the time in kernels. The rest of a step is
 //! tape, dispatch, loader and burn's operations.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -65,6 +66,21 @@ static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAM
 
 /// Calls collected so far, if they are being collected.
 static CALLS: Mutex<Option<Vec<(Kernel, LayerCall)>>> = Mutex::new(None);
+
+thread_local! {
+    static MULTIPLY_ADDS: Cell<f64> = const { Cell::new(0.0) };
+}
+
+/// Returns the multiply-adds of convolutions and linear layers in all forward passes of this
+/// thread.
+pub fn multiply_adds() -> f64 {
+    MULTIPLY_ADDS.get()
+}
+
+/// Counts a layer that multiplies all its weights at each of these positions.
+pub(crate) fn count_multiply_adds(num_weights: usize, num_positions: usize) {
+    MULTIPLY_ADDS.set(multiply_adds() + num_weights as f64 * num_positions as f64);
+}
 
 /// Time spent in one kind of kernel since the process began, by all ranks of the process.
 #[derive(Clone, Copy, Debug, PartialEq)]

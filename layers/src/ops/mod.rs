@@ -40,7 +40,8 @@ use crate::choices::Convolution;
 use single::{SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted};
 
 pub use alone::{KernelAlone, KernelCalls};
-pub use clock::{KernelTime, kernel_times};
+pub(crate) use clock::count_multiply_adds;
+pub use clock::{KernelTime, kernel_times, multiply_adds};
 pub(crate) use fused::{
     LayerGradients, LayerOptions, LayerOutput, LayerSaved, NormLink, ResidualKind, layer_inference,
     layer_train,

@@ -9,8 +9,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use datasets::{LoadedStep, Loader, LoaderConfig, Samples, ShardConfig, ShardPlan, threads};
 use distributed::watchdog::Phase;
-use layers::timing::{KernelCalls, kernel_times};
-use records::{Seconds, bytes};
+use layers::timing::{kernel_times, multiply_adds};
+use records::{Seconds, bytes, decimal};
 
 use super::Training;
 use crate::config::{BatchNormKind, OnNonFinite};
@@ -87,14 +87,11 @@ impl<'run, T: Task> Training<'run, T> {
             let micro_batches = loaded.micro_batches.iter();
             let own_num_samples: usize = micro_batches.map(|micro| micro.num_samples).sum();
             let timer = &self.times.timer;
-            let step = || self.stepper.step(&session.task, context, loaded, timer);
-            let end = if self.progress.step == self.first_step {
-                let (end, calls) = KernelCalls::of(step);
-                self.multiply_adds = calls.multiply_adds() / own_num_samples.max(1) as f64;
-                end?
-            } else {
-                step()?
-            };
+            let earlier = multiply_adds();
+            let end = self.stepper.step(&session.task, context, loaded, timer)?;
+            if self.progress.step == self.first_step {
+                self.multiply_adds = (multiply_adds() - earlier) / own_num_samples.max(1) as f64;
+            }
             stopped = end.stop;
             self.end_step(&mut epoch, &due, &context, end, (start, num_samples))?;
         }
@@ -285,9 +282,8 @@ impl<'run, T: Task> Training<'run, T> {
         let mut cells = vec![format!("peak {}", bytes(peak_memory_bytes()))];
         if self.multiply_adds > 0.0 {
             let millions = self.multiply_adds / 1e6;
-            cells.push(format!(
-                "{millions:.1} M multiply-adds/sample (conv + norm)"
-            ));
+            let millions = decimal(millions, 1);
+            cells.push(format!("{millions} M multiply-adds/sample forward"));
         }
         let config = self.session.config;
         // A synchronised norm waits for other ranks in the passes.

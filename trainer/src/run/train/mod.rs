@@ -209,7 +209,7 @@ struct Training<'a, T: Task> {
     noted_refused_threads: bool,
     /// Time in Lockstep's CPU kernels until the end of the session's first step.
     seconds_in_kernels: f64,
-    /// Multiply-adds of Lockstep's CPU kernels for a sample of the session's first step.
+    /// Multiply-adds of the forward pass for a sample of the session's first step.
     multiply_adds: f64,
     /// When this session began the epoch.
     epoch_start: Instant,
