@@ -83,7 +83,7 @@ fn draw_split(
             .map(|index| (index % CLASS_NAMES.len()) as u16)
             .collect(),
         class_names: CLASS_NAMES.map(String::from).to_vec(),
-        notes: vec![format!("drawn from seed {seed}")],
+        notes: Vec::new(),
         checksum: Default::default(),
     }))
 }

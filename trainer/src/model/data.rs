@@ -334,13 +334,7 @@ fn notes_of(split: &impl Samples) -> Vec<String> {
 
 fn tell_notes(split: &dyn ImageDataset, reporter: &Reporter) {
     for note in split.notes() {
-        let note = format!("{}: {note}", split.name());
-        // Drawn shapes only note the seed.
-        if split.name().starts_with("shapes ") {
-            reporter.detail(&note);
-        } else {
-            reporter.note(&note);
-        }
+        reporter.note(&format!("{}: {note}", split.name()));
     }
 }
 
