@@ -49,15 +49,16 @@ fn tip(argument: &str, definitions: &Command) -> Option<String> {
     let name = argument.trim_start_matches('-');
     let name = name.split('=').next().unwrap_or(name).replace('_', "-");
     if !argument.starts_with('-') {
-        let is_file = WEIGHTS
-            .iter()
-            .any(|ending| name.to_ascii_lowercase().ends_with(ending));
-        return Some(if is_file {
-            format!("--weights {argument}")
+        let file = name.to_ascii_lowercase();
+        return if file.ends_with(".csv") {
+            Some("--log-steps without a file: it makes steps.csv in --output-dir".to_owned())
+        } else if WEIGHTS.iter().any(|ending| file.ends_with(ending)) {
+            Some(format!("--weights {argument}"))
         } else {
-            format!("--data-dir {argument}")
-        })
-        .filter(|_| is_file || argument.contains('/'));
+            argument
+                .contains('/')
+                .then(|| format!("--data-dir {argument}"))
+        };
     }
     let habit = habits().find(|(names, _)| names.split(' ').any(|habit| habit == name));
     let has = |flag: &str| {
@@ -101,6 +102,7 @@ mod tests {
             ("train --gpus 4", "`launch -n N -- train …`"),
             ("train /data/imagenet", "--data-dir /data/imagenet"),
             ("train --resume last.pth.tar", "--weights last.pth.tar"),
+            ("train --log-steps a.csv", "--log-steps without a file"),
             ("eval --amp", "--dtype bf16"),
         ] {
             let text = refusal(&format!("trainer {words}"));
