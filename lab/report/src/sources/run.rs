@@ -237,7 +237,7 @@ impl Run {
                 lower_is_better: figure == "loss" || values.any(|value| value > best.value),
             });
         }
-        let (split, last) = evaluations.clone().last()?;
+        let (split, last) = evaluations.clone().next_back()?;
         let lower_is_better = last.top1.is_none();
         let figure = if lower_is_better { "loss" } else { "top1" };
         let values = evaluations.filter_map(|(_, scores)| scores.value(figure));
