@@ -351,6 +351,22 @@ recorded() {
     done
 }
 
+# emulated: `verify` for three generations of GPUs, with kernels that g++ compiles for the CPU.
+emulated() {
+    local folder=$PWD/target/emulated name gpu
+    has g++ || skip "no g++ to compile kernels for the CPU"
+    mkdir -p "$folder"
+    for name in cuda nvrtc; do
+        cc -O1 -shared -fPIC -pthread -o "$folder/lib$name.so" distributed/tests/fake/$name.c
+    done
+    cp distributed/tests/fake/emulated.h "$folder"
+    for gpu in "70 f16" "80 f32" "90 f32" "90 bf16"; do
+        FAKE_CUDA_SM=${gpu% *} CUDA_PATH=$folder XDG_CACHE_HOME=$folder/cache LD_LIBRARY_PATH=$folder \
+            LD_PRELOAD=$stubs:$folder/libcuda.so "$trainer" verify --device cuda --dtype "${gpu#* }" --quick --only golden \
+            --data-dir burn-resnet/tests/golden
+    done
+}
+
 cuda() {
     local trainer stubs text code=0
     cuda_build
@@ -368,6 +384,7 @@ cuda() {
     grep -i cuda <<< "$text" > /dev/null || fail "bench without a GPU: expected a message about cuda"
     nvrtc
     recorded resnet20 8
+    emulated
 }
 
 # gpu_check DATA FLAG...: packs the trainer for CUDA with its checks into target/gpu-check, and

@@ -2,7 +2,7 @@
 //
 // Device memory is host memory. Each stream is a thread, so copies and waits for events happen in
 // the order of the streams and no other. Launches are checked and recorded. Kernels compute nothing,
-// unless their module names a library for the CPU.
+// unless nvrtc.c compiled them for the CPU.
 //
 // FAKE_CUDA_SM       compute capability: 70, 80 or 90 (default)
 // FAKE_CUDA_DEVICES  number of GPUs (default 1)
