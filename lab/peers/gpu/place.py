@@ -51,9 +51,13 @@ def libraries(root):
 
 
 def has_headers(root):
-    """Whether kernels of 16 bits compile with the headers below a root: NVRTC also needs `nv/target`, since CUDA 13 in a folder `cccl`."""
+    """Whether kernels of 16 bits and of matrix units compile with the headers below a root.
+
+    NVRTC also needs `nv/target`, since CUDA 13 in a folder `cccl`, and `crt/mma.h`, which PyTorch's wheels lack.
+    """
     include = root / "include"
-    return (include / "cuda_fp16.h").is_file() and any((include / name).is_file() for name in ("nv/target", "cccl/nv/target"))
+    has_both = all((include / name).is_file() for name in ("cuda_fp16.h", "crt/mma.h"))
+    return has_both and any((include / name).is_file() for name in ("nv/target", "cccl/nv/target"))
 
 
 def compiler(roots):

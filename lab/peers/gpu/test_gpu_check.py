@@ -163,7 +163,7 @@ class Places(unittest.TestCase):
         return [scratch / name for name in files]
 
     def test_headers_and_compiler_of_one_root_are_preferred(self):
-        headers_of_12, headers_of_13 = (["include/cuda_fp16.h", f"include/{target}"] for target in ("nv/target", "cccl/nv/target"))
+        headers_of_12, headers_of_13 = (["include/cuda_fp16.h", "include/crt/mma.h", f"include/{target}"] for target in ("nv/target", "cccl/nv/target"))
         compiler = ["lib/libnvrtc.so.13"]
         with tempfile.TemporaryDirectory() as scratch:
             headers, library, both = self.roots(
@@ -177,8 +177,8 @@ class Places(unittest.TestCase):
         with tempfile.TemporaryDirectory() as scratch:
             part, whole = self.roots(
                 pathlib.Path(scratch),
-                part=["include/cuda_fp16.h", "lib/libnvrtc.so.12"],
-                whole=["include/cuda_fp16.h", "include/nv/target"],
+                part=["include/cuda_fp16.h", "include/nv/target", "lib/libnvrtc.so.12"],
+                whole=["include/cuda_fp16.h", "include/crt/mma.h", "include/nv/target"],
             )
             self.assertEqual(place.compiler([part]), (None, part / "lib/libnvrtc.so.12"))
             self.assertEqual(place.compiler([part, whole]), (whole, part / "lib/libnvrtc.so.12"))
