@@ -282,7 +282,7 @@ def run(check):
         return 1 if check.is_wrong else NO_GPU
     if "peaks" in check.parts:
         check.peaks()
-    for dtype in ("f32", "bf16") if "verify" in check.parts else ():
+    for dtype in ("f32", "bf16", "f16") if "verify" in check.parts else ():
         check.verify(dtype)
         check.save()
     for model, batch in QUICK_JOBS if check.options.quick else JOBS:
