@@ -1,4 +1,4 @@
-"""The tuned and compiled kernels of our program, in one file between starts.
+"""The compiled kernels of our program, in one file between starts.
 
 In: a folder, an archive. Out: the same. Invariant: the archive is whole at any time; it is written while no program of ours runs.
 """

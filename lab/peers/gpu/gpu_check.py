@@ -2,7 +2,7 @@
 
 In: what `cargo xtask gpu-check` packed into this folder, a GPU, PyTorch. Out: tables on stdout, everything in `gpu-check.json`.
 Invariant: ends within its time. What fails, crashes or has no time left is a row with the reason; the file is whole after every part,
-and so is the archive of tuned and compiled kernels, which another start uses.
+and so is the archive of compiled kernels, which another start uses.
 Exit codes: 0 all that was measured is right, 1 something is wrong or broke off, 3 there is no GPU.
 
     ./gpu-check.sh [--quick] [--only PARTS] [--output FILE.json] [--cache FILE.tar]
@@ -81,7 +81,7 @@ class Check:
         """The program and the GPU; whether there is one."""
         self.program = place.trainer(self.folder, self.scratch)
         self.environment, self.result["cuda"] = place.trainer_environment(self.folder, self.scratch)
-        # Where the program keeps tuned and compiled kernels.
+        # Where the program keeps compiled kernels.
         self.environment["XDG_CACHE_HOME"] = str(self.scratch / "cache")
         self.result["cache_files"] = cache.load(self.options.cache, self.scratch / "cache")
         version = self.trainer(["--version"], 60)
@@ -123,7 +123,7 @@ class Check:
             self.gap(f"verify {dtype}", ended.reason, is_wrong=ended.code != 2)
 
     def warm(self, model, batch):
-        """Lets our program tune and compile the kernels of a job; nothing is measured."""
+        """Lets our program compile the kernels of a job; nothing is measured."""
         for dtype in ("f32", "bf16", "f16"):
             if self.left() < 5:
                 self.gap(f"warm {model} {batch} {dtype}", "no time left")
@@ -303,9 +303,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under four minutes: ResNet-20 alone, nothing compiled")
     parser.add_argument("--output", default="gpu-check.json", help="file of the result (default gpu-check.json)")
-    parser.add_argument("--only", type=parts, metavar="PARTS", help=f"some of {','.join(PARTS)}; warm tunes our kernels")
+    parser.add_argument("--only", type=parts, metavar="PARTS", help=f"some of {','.join(PARTS)}; warm compiles our kernels")
     parser.add_argument("--limit", type=limit, action="append", default=[], metavar="PART=SECONDS", help=LIMIT_HELP)
-    parser.add_argument("--cache", default="gpu-check-cache.tar", help="file of our tuned kernels (default gpu-check-cache.tar)")
+    parser.add_argument("--cache", default="gpu-check-cache.tar", help="file of our compiled kernels (default gpu-check-cache.tar)")
     options = parser.parse_args()
     folder = pathlib.Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:

@@ -186,7 +186,7 @@ impl Role {
     }
 }
 
-/// Keeps compiled kernels and tuning results in `$XDG_CACHE_HOME/cubecl` (else `~/.cache/cubecl`),
+/// Keeps compiled kernels in `$XDG_CACHE_HOME/cubecl` (else `~/.cache/cubecl`),
 /// unless `cubecl.toml` names a folder under `[environment]`. The default of cubecl is the folder
 /// `target` of the cargo workspace in which the program happens to run.
 ///
@@ -200,7 +200,7 @@ fn use_kernel_cache() {
     if matches!(config.environment.path, CacheConfig::Target) {
         config.environment.path = CacheConfig::Global;
     }
-    // Off by default. Compiling takes most of the time of a first run, after tuning.
+    // Off by default. Compiling takes most of the time of a first run.
     config.compilation.cache = true;
     // Already set if this process has used another device.
     CubeClRuntimeConfig::try_set(config);

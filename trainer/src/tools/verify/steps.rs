@@ -326,7 +326,7 @@ const BOUND_BYTES: u64 = 4 << 20;
 pub(super) fn memory(subject: &Subject<'_>) -> Result<Finding> {
     let num_steps = if subject.args.quick { 100 } else { 1000 };
     // A leak occurs at every step, whatever its size. A GPU uses the large network, for which
-    // another check has tuned the kernels.
+    // another check has compiled the kernels.
     let is_tiny = subject.args.quick || subject.device.memory_pool_usage().is_none();
     let (depth, batch_size) = size(is_tiny);
     let lesson = Lesson {
