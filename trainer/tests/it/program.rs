@@ -124,7 +124,7 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     let directory = tempfile::tempdir().unwrap();
     let run = directory.path().join("run");
     let stdout = succeed(trainer(&format!("{TINY} --epochs 2 --output-dir"), &[&run]));
-    assert!(stdout.contains("epoch 2 done"), "{stdout}");
+    assert!(stdout.contains("epoch 2 | train"), "{stdout}");
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = metrics
         .lines()
@@ -165,7 +165,7 @@ fn a_run_leaves_metrics_summary_configuration_manifest_log_and_checkpoints() {
     assert!(
         std::fs::read_to_string(run.join("train.log"))
             .unwrap()
-            .contains("epoch 2 done")
+            .contains("epoch 2 | train")
     );
     let mode = |file: &str| {
         std::fs::metadata(run.join("checkpoints/step-00000006").join(file))

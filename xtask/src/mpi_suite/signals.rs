@@ -138,7 +138,7 @@ fn in_the_start_up(suite: &Suite) -> Checked {
 fn in_an_evaluation(suite: &Suite) -> Checked {
     let run = quick(suite, "evaluation").with("--shapes-test 1500");
     let log = run.log();
-    let num_done = |text: &str| text.matches(" done |").count();
+    let num_done = |text: &str| text.matches(" | train ").count();
     let is_time = || {
         let text = fs::read_to_string(&log).unwrap_or_default();
         run.has_line() && text.matches("step 5/5").count() > num_done(&text)

@@ -15,12 +15,15 @@ use records::{
 /// Largest width of a line, columns. Names of files and of classes may be longer.
 pub(crate) const WIDTH: usize = 100;
 
+/// Columns of most terminals, at which rows continue on the next line.
+const NARROW: usize = 80;
+
 /// Formats a row of a table: the name, and the cells on as many lines as they need.
 pub(crate) fn row(name: &str, cells: &[String]) -> Vec<String> {
     let mut lines = vec![format!("{name:8} ")];
     for (index, cell) in cells.iter().enumerate() {
         let last = lines.len() - 1;
-        if index > 0 && columns(&lines[last]) + columns(cell) + 3 > WIDTH {
+        if index > 0 && columns(&lines[last]) + columns(cell) + 3 > NARROW {
             lines.push(format!("{:8} {cell}", ""));
         } else {
             lines[last].push_str(if index > 0 { " | " } else { "" });
@@ -144,7 +147,7 @@ fn metrics(metrics: &BTreeMap<String, f64>) -> impl Iterator<Item = String> {
 /// not fit there, with what a flag measures, and with the phases if `is_verbose`.
 pub(super) fn epoch(record: &EpochRecord, is_best: bool, is_verbose: bool) -> Vec<String> {
     let scores = |loss: f64, top1: Option<f64>| match top1 {
-        Some(top1) => format!("loss {loss:.4} {:.2} %", 100.0 * top1),
+        Some(top1) => format!("{loss:.4} {:.2} %", 100.0 * top1),
         None => format!("loss {loss:.4}"),
     };
     let train = record
@@ -165,7 +168,7 @@ pub(super) fn epoch(record: &EpochRecord, is_best: bool, is_verbose: bool) -> Ve
         let number = record.number();
         let mark = if is_best { " *" } else { "" };
         format!(
-            "epoch {number} done | train {train} | {evaluated}{further}{mark} | {speed} samples/s | {time}"
+            "epoch {number} | train {train} | {evaluated}{further}{mark} | {speed} samples/s | {time}"
         )
     };
     let mut first = line(
