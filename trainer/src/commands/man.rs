@@ -75,12 +75,12 @@ fn section<'a>(command: &'a Command, above: &str, page: &mut String, earlier: &m
         return;
     }
     let name = format!("{above} {}", command.get_name());
-    let about = command
-        .get_about()
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let about = command.get_long_about().or(command.get_about());
+    let about = about.map(ToString::to_string).unwrap_or_default();
+    let about = about.replace("\n\n", " ");
+    let about = prose(about.trim_end_matches('.'));
     // Writing to a String does not fail.
-    let _ = write!(page, "\n## {name}\n\n{}.\n", prose(&about));
+    let _ = write!(page, "\n## {name}\n\n{about}.\n");
     let mut groups: Vec<Group> = Vec::new();
     for flag in command
         .get_arguments()

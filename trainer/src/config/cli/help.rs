@@ -29,7 +29,7 @@ const TRAIN: &[&str] = &[
 #[rustfmt::skip]
 const SHORT: [Short; 6] = [
     ("train", TRAIN, &[
-        "train --epochs 5                                   a small network on drawn shapes",
+        "train --epochs 5",
         "launch -n 4 -- train --recipe cifar-resnet18 --data-dir data/cifar10",
         "train --resume --output-dir runs/resnet20-shapes-seed0",
     ]),
@@ -40,11 +40,11 @@ const SHORT: [Short; 6] = [
     ], &[
         "eval --checkpoint runs/resnet20-shapes-seed0",
         "eval --checkpoint runs/resnet20-shapes-seed0 --split train --json",
-        "eval --model resnet18 --weights resnet18.pth --dataset image-folder --data-dir images",
+        "eval --weights a.pth --model resnet18 --dataset cifar10 --data-dir d",
     ]),
     ("launch", &["hosts", "restarts", "name", "dry-run"], &[
         "launch -n 4 -- train --epochs 10",
-        "launch -n 8 --hosts a:4,b:4 -- train --dataset image-folder --data-dir /shared/images",
+        "launch -n 8 --hosts a:4,b:4 -- train --dataset cifar10 --data-dir d",
         "launch -n 4 --restarts 3 --name long -- train --epochs 200",
     ]),
     ("slurm submit", &[
@@ -52,7 +52,7 @@ const SHORT: [Short; 6] = [
         "requeue", "dry-run",
     ], &[
         "slurm submit --ntasks-per-node 8 --time 1:00:00 -- train --epochs 10",
-        "slurm submit --nodes 2 --ntasks-per-node 8 --time 12:00:00 --requeue -- train --epochs 90",
+        "slurm submit --nodes 2 --ntasks-per-node 8 --requeue -- train",
         "slurm submit --ntasks-per-node 4 --array 0-3 -- train --seed {task}",
     ]),
     ("study", &[
@@ -138,24 +138,20 @@ mod tests {
     use super::*;
     use crate::config::cli::Cli;
 
-    const WIDTH: usize = 100;
-
     fn definitions() -> Command {
         Cli::definitions(true).name("trainer")
     }
 
-    fn expect_narrow(text: &str) {
-        let wide: Vec<&str> = text
-            .lines()
-            .filter(|line| line.chars().count() > WIDTH)
-            .collect();
-        assert!(wide.is_empty(), "{wide:#?}");
+    fn expect_narrow(text: &str, columns: usize) {
+        let mut wide = text.lines().filter(|line| line.chars().count() > columns);
+        assert_eq!(wide.next(), None);
     }
 
     #[test]
     fn the_help_of_the_program_lists_each_command_once_on_one_line() {
         let text = definitions().render_help().to_string();
-        expect_narrow(&text);
+        let (commands, _) = text.split_once("Options:").unwrap();
+        expect_narrow(commands, 80);
         let commands: Vec<String> = definitions()
             .get_subcommands()
             .map(|command| format!("  {} ", command.get_name()))
@@ -192,7 +188,7 @@ mod tests {
                 "{path}: {}\n{text}",
                 text.lines().count()
             );
-            expect_narrow(&text);
+            expect_narrow(&text, 100);
             for flag in flags {
                 assert!(
                     text.contains(&format!("--{flag}")),
@@ -200,18 +196,10 @@ mod tests {
                 );
             }
             for example in examples {
-                assert!(
-                    text.contains(&format!("  trainer {example}\n")),
-                    "{path}: {example}"
-                );
-                let words = example
-                    .split("   ")
-                    .next()
-                    .unwrap()
-                    .split(" > ")
-                    .next()
-                    .unwrap();
-                let words = words.split_whitespace();
+                let line = format!("  trainer {example}\n");
+                assert!(text.contains(&line), "{path}: {example}");
+                expect_narrow(&line, 80);
+                let words = example.split(" > ").next().unwrap().split_whitespace();
                 let parsed =
                     definitions().try_get_matches_from(["trainer"].into_iter().chain(words));
                 assert!(parsed.is_ok(), "{example}: {parsed:?}");
@@ -229,7 +217,7 @@ mod tests {
     #[test]
     fn the_long_help_of_each_command_has_a_hundred_columns() {
         fn check(command: &mut Command) {
-            expect_narrow(&command.render_long_help().to_string());
+            expect_narrow(&command.render_long_help().to_string(), 100);
             command.get_subcommands_mut().for_each(check);
         }
         let mut program = definitions();

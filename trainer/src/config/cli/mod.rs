@@ -163,45 +163,53 @@ pub type Command = CommandOf<ModelArgs>;
 pub enum CommandOf<A: Args> {
     /// Train a model.
     Train(Box<WithModel<A, TrainArgs>>),
-    /// Measure loss and accuracy of weights or a checkpoint on one split.
+    /// Measure loss and accuracy of weights or a checkpoint.
     Eval(Box<WithModel<A, EvalArgs>>),
     /// Name the classes of image files.
     Predict(PredictArgs),
     /// Measure the speed of training steps on random pixels.
     Bench(Box<WithModel<A, BenchArgs>>),
-    /// Print the configuration of `train` with the same flags, as TOML for --config.
+    /// Print the configuration of `train` as TOML for --config.
     Config(Box<WithModel<A, TrainArgs>>),
-    /// Check ranks, CPUs, network, data and disk of a job; exit code 1 on a failure.
+    /// Check ranks, CPUs, network, data and disk of a job.
+    ///
+    /// Exit code 1 on a failure.
     Doctor(Box<DoctorArgs>),
-    /// Compare a device with the reference: numbers, training, checkpoints, memory.
+    /// Compare a device with the reference in numbers and training.
+    ///
+    /// Also checks checkpoints and memory.
     Verify(Box<VerifyArgs>),
-    /// Repeat the first steps of a run and compare the bits; exit code 3 if they differ.
+    /// Repeat the first steps of a run and compare the bits.
+    ///
+    /// Exit code 3 if they differ.
     VerifyRun(VerifyRunArgs),
-    /// Measure latency and bandwidth between ranks, and collectives by size.
+    /// Measure latency, bandwidth and collectives of the ranks.
     Netbench(NetbenchArgs),
-    /// Predict the speed of thousands of ranks from one step and a network.
+    /// Predict the speed of thousands of ranks from one step.
     PredictScaling(Box<WithModel<A, PredictScalingArgs>>),
-    /// Write a page with figures and tables of runs, studies, predictions and networks.
+    /// Write a page with figures and tables of runs and studies.
+    ///
+    /// Also of predictions, networks and traces.
     Report(report::Request),
     /// Show a run live: curves, speed, time left, warnings.
     Watch(WatchArgs),
     /// Write a folder of images as tar shards, for --dataset shards.
     Shard(ShardArgs),
-    /// Start a command on N ranks with mpirun, and restart it after failures.
+    /// Start N ranks with mpirun, and restart them after failures.
     Launch(LaunchArgs),
-    /// Submit a command of this program to Slurm; show, read or stop its jobs.
+    /// Submit a command to Slurm; show, read or stop its jobs.
     #[command(subcommand)]
     Slurm(SlurmCommand),
-    /// Run a study: a matrix of runs, repeated on a quiet machine, with a report.
+    /// Run a study: a matrix of runs, repeated on a quiet machine.
     Study(Box<StudyArgs>),
-    /// Compare the same job in Lockstep and in other frameworks, in turn.
+    /// Compare the same job in Lockstep and in other frameworks.
     Compare(Box<CompareArgs>),
-    /// Create emulated hosts with a rate-limited network on this machine; needs root.
+    /// Emulate hosts with a rate-limited network; needs root.
     #[command(subcommand)]
     Hosts(HostsCommand),
     /// Print the completions of a shell.
     Completions(CompletionsArgs),
-    /// Write a man page for each command, or one Markdown page of all flags.
+    /// Write man pages, or one Markdown page of all flags.
     Man(ManArgs),
 }
 
