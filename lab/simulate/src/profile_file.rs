@@ -174,39 +174,12 @@ pub fn step_of(file: &ProfileFile) -> StepProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use records::{BucketRecord, ParameterRecord};
 
     /// Returns a step of 100 ms with 32 samples.
     ///
     /// Its backward pass takes 60 ms through two layers of 64 KiB and one of 4 KiB.
     fn profile() -> ProfileFile {
-        let parameter = |name: &str, shape: &[usize], ready_s| ParameterRecord {
-            name: name.to_owned(),
-            shape: shape.to_vec(),
-            ready_s,
-        };
-        ProfileFile {
-            schema: PROFILE_SCHEMA.to_owned(),
-            model: "resnet20".to_owned(),
-            dtype: "f32".to_owned(),
-            threads: 1,
-            batch_size_per_rank: 32,
-            step_s: 0.1,
-            forward_s: 0.03,
-            backward_s: 0.06,
-            optimizer_s: 0.005,
-            other_s: 0.005,
-            buckets: vec![BucketRecord {
-                ready_s: 0.05,
-                bytes: 135_168,
-            }],
-            parameters: vec![
-                parameter("first.conv.weight", &[128, 128], 0.05),
-                parameter("second.conv.weight", &[128, 128], 0.03),
-                parameter("fc.weight", &[32, 32], 0.01),
-            ],
-            ..ProfileFile::default()
-        }
+        serde_json::from_str(include_str!("../tests/profile.json")).unwrap()
     }
 
     #[test]

@@ -63,33 +63,13 @@ mod tests {
     use super::*;
     use crate::config::cli::PredictScalingArgs;
     use crate::config::{Family, ScalingConfig};
-    use records::{BucketRecord, ParameterRecord, PredictionFile};
+    use records::PredictionFile;
     use simulate::{Scaling, forecast};
 
     /// Returns a step of 100 ms with 32 samples.
     fn profile() -> ProfileFile {
-        let parameter = |name: &str, shape: &[usize], ready_s| ParameterRecord {
-            name: name.to_owned(),
-            shape: shape.to_vec(),
-            ready_s,
-        };
-        ProfileFile {
-            batch_size_per_rank: 32,
-            forward_s: 0.03,
-            backward_s: 0.06,
-            optimizer_s: 0.005,
-            other_s: 0.005,
-            buckets: vec![BucketRecord {
-                ready_s: 0.05,
-                bytes: 135_168,
-            }],
-            parameters: vec![
-                parameter("first.conv.weight", &[128, 128], 0.05),
-                parameter("second.conv.weight", &[128, 128], 0.03),
-                parameter("fc.weight", &[32, 32], 0.01),
-            ],
-            ..ProfileFile::default()
-        }
+        let text = include_str!("../../../lab/simulate/tests/profile.json");
+        serde_json::from_str(text).unwrap()
     }
 
     fn predicted(args: PredictScalingArgs) -> (PredictionFile, Vec<String>) {
