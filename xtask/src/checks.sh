@@ -261,6 +261,19 @@ tensorboard() {
     "$python" -m pip install --quiet --disable-pip-version-check tensorboard==2.21.0 pillow==13.0.0
 }
 
+# Makes a Python with the modules of the guide's blocks in the target folder.
+guide_python() {
+    local python=$target/guide-python/bin/python
+    "$python" -c "import onnxruntime, onnxscript, safetensors, torch" 2> /dev/null && return
+    [ -n "${MAY_INSTALL:-}" ] || skip "no onnxscript; --all and --only book install it if allowed"
+    has python3 || skip "no python3"
+    python3 -m venv --system-site-packages "$target/guide-python"
+    pip=("$python" -m pip install --quiet --disable-pip-version-check)
+    "$python" -c "import torch" 2> /dev/null ||
+        "${pip[@]}" --index-url https://download.pytorch.org/whl/cpu torch==2.15.0
+    "${pip[@]}" numpy safetensors==0.8.0 onnxscript==0.7.2 onnxruntime==1.32.0
+}
+
 # install PACKAGE...: installs with apt-get, as root or by sudo without a password, and without
 # starting daemons, which would outlive xtask without a configuration: Debian asks policy-rc.d. An
 # existing one stays. Another apt-get may run on a machine that has just started.

@@ -130,7 +130,8 @@ fn details() -> String {
     }
     text + "\
 * Only with --all, or named by --only; also the check of 2,000 steps in mpi. - Only if named.
---all and --only report install a browser and TensorBoard if allowed. fmt, tidy and test run first.
+--all and --only report install a browser and TensorBoard if allowed, --all and --only book modules
+of Python. fmt, tidy and test run first.
 Then the suites mpi, book, report, mpich, slurm and chaos run one after another, while the other stages
 compile and compute.
 --mpi mpich builds and starts all stages with MPICH.
@@ -162,6 +163,11 @@ impl Context<'_> {
 
     fn claim(&self) -> Option<&str> {
         self.args.claim.as_deref()
+    }
+
+    /// Returns true if a stage may install what few people need.
+    fn may_install(&self, stage: &str) -> bool {
+        (self.args.all || self.args.is_named(stage)) && !self.args.installing.no_install
     }
 }
 
@@ -334,12 +340,21 @@ fn mpich(context: &Context<'_>) -> Checked {
 }
 
 fn report(context: &Context<'_>) -> Checked {
-    let args = context.args;
-    let may_install = (args.all || args.is_named("report")) && !args.installing.no_install;
+    let may_install = context.may_install("report");
     report_suite::run(&context.programs()?.trainer, context.claim(), may_install)
 }
 
 fn book(context: &Context<'_>) -> Checked {
+    // The blocks whose modules are absent are skipped.
+    let python = script(
+        "guide_python",
+        context.may_install("book"),
+        Mpi::Without,
+        None,
+    );
+    if let Err(Stop::Failed(text) | Stop::Skipped(text)) = python {
+        println!("{text}");
+    }
     let trainer = &context.programs()?.trainer;
     book::commands::run(trainer, context.found.launcher(), context.claim())
 }

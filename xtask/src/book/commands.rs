@@ -142,7 +142,8 @@ fn is_there(need: &str, mpirun: Option<&Mpirun>) -> bool {
         "mpi" => mpirun.is_some(),
         "python" => process::answer("python3", &["-c", ""]).is_some(),
         module => {
-            let mut import = Command::new("python3");
+            let own = cargo::target_folder().join("guide-python/bin/python3");
+            let mut import = Command::new(if own.exists() { own } else { "python3".into() });
             import.args(["-c", &format!("import {module}")]);
             import.env("PYTHONPATH", stand_ins());
             matches!(process::ask(&mut import), Ok(Ok(_)))
@@ -184,7 +185,12 @@ fn run_page(folder: &Path, script: &str, trainer: &Path) -> Checked {
 /// Returns the search path of a reader: the folders of the programs come first.
 fn path(trainer: &Path) -> OsString {
     let examples = cargo::target_folder().join("debug/examples");
-    let mut folders = vec![trainer.parent().unwrap_or(trainer).to_owned(), examples];
+    let python = cargo::target_folder().join("guide-python/bin");
+    let mut folders = vec![
+        trainer.parent().unwrap_or(trainer).to_owned(),
+        examples,
+        python,
+    ];
     folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
     env::join_paths(folders).unwrap_or_default()
 }
