@@ -373,7 +373,7 @@ emulated() {
         cc -O1 -shared -fPIC -pthread -o "$folder/lib$name.so" distributed/tests/fake/$name.c
     done
     cp distributed/tests/fake/emulated.h "$folder"
-    for gpu in "70 f16" "80 f32" "90 f32" "90 bf16"; do
+    for gpu in "70 f32" "70 f16" "80 f32" "90 f32" "90 bf16" "90 f16"; do
         FAKE_CUDA_SM=${gpu% *} CUDA_PATH=$folder XDG_CACHE_HOME=$folder/cache LD_LIBRARY_PATH=$folder \
             LD_PRELOAD=$stubs:$folder/libcuda.so "$trainer" verify --device cuda --dtype "${gpu#* }" --quick --only golden \
             --data-dir burn-resnet/tests/golden
