@@ -99,8 +99,10 @@ impl Conv2d {
     /// with [`Isa::Amx`], and without Winograd with [`Isa::Avx512Bf16`]; otherwise it uses f32.
     /// With [`Isa::Amx`] a value that is not finite may make all gradients of its channel wrong.
     ///
-    /// Groups of fewer than 16 channels are computed several at a time, with products with zero
-    /// between them: a value that is not finite may make results of the neighbouring groups wrong.
+    /// Groups of 1, 4 or 8 channels have kernels that compute each group separately: for one
+    /// channel with sides of 3, 5, 7 or 9, otherwise of 3, with stride 1 or 2. Other groups of
+    /// fewer than 16 channels are computed several at a time, with products with zero between them:
+    /// a value that is not finite may make results of the neighbouring groups wrong.
     ///
     /// # Panics
     /// If the shape is invalid: an extent is zero, [`Conv2dShape::groups`] do not divide the

@@ -104,13 +104,15 @@ impl Conv2dShape {
     #[must_use]
     pub fn is_depthwise_kernel(kernel: [usize; 2], stride: usize, padding: [usize; 2]) -> bool {
         let is_square = kernel == [kernel[0]; 2] && padding == [padding[0]; 2];
-        is_square && matches!(stride, 1 | 2) && depthwise::has_kernel(kernel[0])
+        is_square && matches!(stride, 1 | 2) && depthwise::has_kernel(kernel[0], 1)
     }
 
+    /// Returns true if groups are computed without merging them.
     pub(super) fn is_depthwise(&self) -> bool {
         self.groups > 1
-            && [self.in_channels, self.out_channels] == [self.groups; 2]
+            && self.in_channels == self.out_channels
             && Self::is_depthwise_kernel(self.kernel, self.stride, self.padding)
+            && depthwise::has_kernel(self.kernel[0], self.in_channels / self.groups)
     }
 
     /// Returns true if every pixel is convolved without its neighbours.

@@ -60,6 +60,18 @@ impl Simd for Avx2Fma {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { entry(kernel) }
     }
+    #[inline(always)]
+    unsafe fn exchange<const BY: usize>(v: __m256) -> __m256 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe {
+            match BY {
+                1 => _mm256_permute_ps::<0b10_11_00_01>(v),
+                2 => _mm256_permute_ps::<0b01_00_11_10>(v),
+                3 => _mm256_permute_ps::<0b00_01_10_11>(v),
+                _ => _mm256_permute2f128_ps::<0x01>(v, v),
+            }
+        }
+    }
     methods! {
         fn prefetch(p: *const f32) {
             _mm_prefetch::<_MM_HINT_T0>(p.cast())

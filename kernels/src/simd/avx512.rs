@@ -72,6 +72,18 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             }
         }
     }
+    #[inline(always)]
+    unsafe fn exchange<const BY: usize>(v: __m512) -> __m512 {
+        // SAFETY: the trait's contract, which the caller keeps.
+        unsafe {
+            match BY {
+                1 => _mm512_permute_ps::<0b10_11_00_01>(v),
+                2 => _mm512_permute_ps::<0b01_00_11_10>(v),
+                3 => _mm512_permute_ps::<0b00_01_10_11>(v),
+                _ => _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v),
+            }
+        }
+    }
     methods! {
         fn prefetch(p: *const f32) {
             _mm_prefetch::<_MM_HINT_T0>(p.cast())

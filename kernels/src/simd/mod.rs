@@ -267,6 +267,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn at_most(v: Self::V, limit: Self::V) -> Self::V;
     /// Returns `v` where `gate` is above 0, else 0.
     unsafe fn where_positive(gate: Self::V, v: Self::V) -> Self::V;
+    /// Returns in each lane the value of the lane whose number differs in the bits of `BY`: 1 to 4,
+    /// less than [`Self::LANES`].
+    unsafe fn exchange<const BY: usize>(v: Self::V) -> Self::V;
     /// Transposes the square of the first [`Self::LANES`] vectors, in registers where the
     /// instruction set can.
     unsafe fn transpose(rows: &mut [Self::V; PANEL]);

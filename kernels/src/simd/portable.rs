@@ -37,6 +37,10 @@ impl Simd for Portable {
         // SAFETY: the trait's contract, which the caller keeps.
         unsafe { entry(kernel) }
     }
+    #[inline(always)]
+    unsafe fn exchange<const BY: usize>(v: V4) -> V4 {
+        std::array::from_fn(|lane| v[lane ^ BY])
+    }
     methods! {
         fn zero() -> V4 {
             [0.0; 4]

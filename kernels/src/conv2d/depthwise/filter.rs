@@ -4,7 +4,7 @@
 //! Out: images, one band of rows at a time.
 //! Invariant: the pass reads only the ring and writes only the channels of an image.
 
-use super::{BLOCK, COLUMNS, DepthwisePlan, Ring, vectorize_sized};
+use super::{BLOCK, COLUMNS, DepthwisePlan, Ring, TURNS, of_half, vectorize_sized};
 use crate::Element;
 use crate::conv2d::pass::{AfterPiece, Operands};
 use crate::pieces::{SharedMut, for_each_piece};
@@ -65,10 +65,10 @@ struct Image<'a, E> {
     after_piece: AfterPiece<'a, E>,
 }
 
-struct Filter<T, const K: usize, const STRIDE: usize>(T);
+struct Filter<T, const K: usize, const STRIDE: usize, const OF_GROUP: usize>(T);
 
-impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
-    for Filter<Image<'_, E>, K, STRIDE>
+impl<S: Simd, E: Element, const K: usize, const STRIDE: usize, const OF_GROUP: usize> Kernel<S>
+    for Filter<Image<'_, E>, K, STRIDE, OF_GROUP>
 {
     #[inline(always)]
     unsafe fn run(self) {
@@ -90,7 +90,8 @@ impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
                 // SAFETY: features by contract.
                 unsafe {
                     let under = ring.under::<S, K>(row);
-                    filter_row::<S, E, K, STRIDE>(plan, (ring.rows(), &under), packed, to);
+                    let rows = (ring.rows(), &under);
+                    filter_row::<S, E, K, STRIDE, OF_GROUP>(plan, rows, packed, to);
                 }
                 row += 1;
             }
@@ -103,38 +104,50 @@ impl<S: Simd, E: Element, const K: usize, const STRIDE: usize> Kernel<S>
 /// # Safety
 /// The processor has the features of `S`.
 #[inline(always)]
-unsafe fn filter_row<S: Simd, E: Element, const K: usize, const STRIDE: usize>(
+unsafe fn filter_row<
+    S: Simd,
+    E: Element,
+    const K: usize,
+    const STRIDE: usize,
+    const OF_GROUP: usize,
+>(
     plan: &DepthwisePlan,
     (ring, under): (&[f32], &[Option<usize>; K]),
     packed: &[f32],
     to: &mut [E],
 ) {
+    // Several channels of a group are many products of each sum: narrow vectors, which two units
+    // multiply, then need more sums.
+    let columns = if OF_GROUP > 1 && S::LANES < 16 {
+        COLUMNS
+    } else {
+        COLUMNS / 2
+    };
     let block_len = plan.ring_width() * BLOCK;
-    let touched = ((COLUMNS - 1) * STRIDE + K) * BLOCK;
-    for (block, weights) in packed.chunks_exact(K * K * BLOCK).enumerate() {
-        for (run, to) in to.chunks_mut(COLUMNS * plan.channels).enumerate() {
-            let at = block * block_len + run * COLUMNS * STRIDE * BLOCK;
+    let touched = (columns - 1) * STRIDE + K;
+    for (block, weights) in packed.chunks_exact(K * K * OF_GROUP * BLOCK).enumerate() {
+        for (run, to) in to.chunks_mut(columns * plan.channels).enumerate() {
+            let at = block * block_len + run * columns * STRIDE * BLOCK;
             for first in (0..BLOCK).step_by(S::LANES) {
                 let channel = block * BLOCK + first;
                 if channel >= plan.channels {
                     break;
                 }
-                // SAFETY: `touched` values are cut out with a check, of which the vectors of all
-                // columns and taps are part; so are a pixel's channels from `channel` on, of which
-                // as many are written as there are.
+                // SAFETY: the pixels that all columns and taps touch are cut out with a check, and
+                // so are a row's weights; so are a pixel's channels from `channel` on, of which as
+                // many are written as there are.
                 unsafe {
                     let mut sums = [S::zero(); COLUMNS];
                     for (tap_row, under) in under.iter().enumerate() {
                         let Some(under) = under else { continue };
-                        let pixels = ring[under + at..][..touched].as_ptr().add(first);
-                        let weights = weights[tap_row * K * BLOCK..][..K * BLOCK]
-                            .as_ptr()
-                            .add(first);
+                        let pixels = ring[under + at..][..touched * BLOCK].as_ptr();
+                        let row_len = K * OF_GROUP * BLOCK;
+                        let weights = weights[tap_row * row_len..][..row_len].as_ptr();
                         for tap in 0..K {
-                            let weight = S::load(weights.add(tap * BLOCK));
-                            for (column, sum) in sums.iter_mut().enumerate() {
-                                let pixel = S::load(pixels.add((column * STRIDE + tap) * BLOCK));
-                                *sum = S::fma(weight, pixel, *sum);
+                            let weights = weights.add(tap * OF_GROUP * BLOCK);
+                            for (column, sum) in sums.iter_mut().enumerate().take(columns) {
+                                let pixel = pixels.add((column * STRIDE + tap) * BLOCK);
+                                *sum = filter_pixel::<S, OF_GROUP>(pixel, first, weights, *sum);
                             }
                         }
                     }
@@ -146,4 +159,32 @@ unsafe fn filter_row<S: Simd, E: Element, const K: usize, const STRIDE: usize>(
             }
         }
     }
+}
+
+/// Adds the products of a pixel with the weights of a tap, lanes from `first` on.
+///
+/// # Safety
+/// The processor has the features of `S`; a pixel and a tap's weights lie at the addresses.
+#[inline(always)]
+unsafe fn filter_pixel<S: Simd, const OF_GROUP: usize>(
+    pixel: *const f32,
+    first: usize,
+    weights: *const f32,
+    mut sum: S::V,
+) -> S::V {
+    // SAFETY: passed on. Each turn is written out, as an exchange is a constant.
+    unsafe {
+        for half in 0..OF_GROUP.div_ceil(TURNS) {
+            let values = of_half::<S>(|lane| S::load(pixel.add(lane)), first, half);
+            let weights = weights.add(half * TURNS * BLOCK + first);
+            sum = S::fma(S::load(weights), values, sum);
+            if OF_GROUP > 1 {
+                let weights = [1, 2, 3].map(|turn| S::load(weights.add(turn * BLOCK)));
+                sum = S::fma(weights[0], S::exchange::<1>(values), sum);
+                sum = S::fma(weights[1], S::exchange::<2>(values), sum);
+                sum = S::fma(weights[2], S::exchange::<3>(values), sum);
+            }
+        }
+    }
+    sum
 }

@@ -1,9 +1,14 @@
-//! Depthwise convolution: each channel has its own kernel.
+//! Depthwise convolution: each channel, or each group of 4 or 8 channels, has its own kernel.
 //!
 //! In: images; their rows are copied into a [`Ring`].
 //! Out: rows of the output, or the gradient of the weights. The gradient of the input is the same
 //! pass over dy, spread by the stride, with mirrored weights.
-//! Invariant: an image is one piece of work for any number of threads.
+//! Invariant: an image is one piece of work for any number of threads. A group reads no other
+//! group.
+//!
+//! A vector has several groups. Output channel o of a group takes input channel o ^ i in turn i,
+//! so one exchange of lanes serves all groups of a vector.
+//!
 //! Source: Howard et al. 2017, arXiv 1704.04861, section 3.1.
 
 mod filter;
@@ -13,14 +18,17 @@ mod ring;
 pub(super) mod tests;
 
 use super::Conv2dShape;
+use crate::simd::Simd;
 pub(super) use filter::Depthwise;
 pub(super) use gradient::GradientPlan;
 use ring::Ring;
 
 /// Channels of a block.
 const BLOCK: usize = 16;
-/// Output columns whose sums stay in registers.
-const COLUMNS: usize = 4;
+/// Most output columns whose sums stay in registers.
+const COLUMNS: usize = 8;
+/// Turns whose weights, or sums, stay in registers.
+const TURNS: usize = 4;
 /// Elements of a band of rows of the output, which is still in a cache when it is finished.
 const BAND_ELEMENTS: usize = 16 * 1024;
 
@@ -29,6 +37,8 @@ const BAND_ELEMENTS: usize = 16 * 1024;
 pub(super) struct DepthwisePlan {
     pub(super) images: usize,
     channels: usize,
+    /// Channels of a group.
+    of_group: usize,
     kernel: usize,
     /// Rows and columns of the spread image from window to window.
     stride: usize,
@@ -48,6 +58,7 @@ impl DepthwisePlan {
         Self {
             images: s.batch,
             channels: s.in_channels,
+            of_group: s.in_channels / s.groups,
             kernel: s.kernel[0],
             stride: s.stride,
             spread: 1,
@@ -87,21 +98,43 @@ impl DepthwisePlan {
         self.images * self.num_bands()
     }
 
-    /// Weights as `[block][tap][channel]`, zeros where there is no channel.
+    /// Weights as `[block][tap][turn][channel]`, zeros where there is no channel. In a gradient the
+    /// channel is that of the input.
     pub(super) fn pack(&self, weights: &[f32], packed: &mut [f32]) {
-        let taps = self.kernel * self.kernel;
+        let taps = self.taps();
         packed.fill(0.0);
-        for (channel, weights) in weights.chunks_exact(taps).enumerate() {
-            let block = &mut packed[channel / BLOCK * self.block_len()..][..self.block_len()];
+        for (filter, weights) in weights.chunks_exact(taps).enumerate() {
+            let at = self.packed_at(filter, self.is_mirrored);
             for (tap, weight) in weights.iter().enumerate() {
                 let tap = if self.is_mirrored {
                     taps - 1 - tap
                 } else {
                     tap
                 };
-                block[tap * BLOCK + channel % BLOCK] = *weight;
+                packed[at + tap * self.tap_len()] = *weight;
             }
         }
+    }
+
+    /// Returns the place of a filter's first weight, in the lane of its input or output channel.
+    fn packed_at(&self, filter: usize, in_lane_of_input: bool) -> usize {
+        let [out, other] = [filter / self.of_group, filter % self.of_group];
+        let own = out % self.of_group;
+        let lane = if in_lane_of_input {
+            out - own + other
+        } else {
+            out
+        };
+        lane / BLOCK * self.block_len() + (own ^ other) * BLOCK + lane % BLOCK
+    }
+
+    fn taps(&self) -> usize {
+        self.kernel * self.kernel
+    }
+
+    /// Returns the number of packed weights of a tap in a block of channels.
+    fn tap_len(&self) -> usize {
+        self.of_group * BLOCK
     }
 
     fn num_blocks(&self) -> usize {
@@ -110,7 +143,7 @@ impl DepthwisePlan {
 
     /// Returns the number of packed weights, or of their gradients, in a block of channels.
     fn block_len(&self) -> usize {
-        self.kernel * self.kernel * BLOCK
+        self.taps() * self.tap_len()
     }
 
     /// Returns the number of pixels of a row of the ring: all that whole runs of output columns
@@ -146,23 +179,48 @@ impl DepthwisePlan {
     }
 }
 
-/// Returns whether there are kernels of that side.
-pub(super) fn has_kernel(side: usize) -> bool {
-    matches!(side, 3 | 5 | 7 | 9)
+/// Returns whether there are kernels of that side for groups of so many channels.
+pub(super) fn has_kernel(side: usize, of_group: usize) -> bool {
+    match of_group {
+        1 => matches!(side, 3 | 5 | 7 | 9),
+        4 | 8 => side == 3,
+        _ => false,
+    }
 }
 
-/// Calls a kernel of constant side and stride.
+/// Returns lanes from `first` on for the first of [`TURNS`] turns: of a half, the second of which
+/// takes the other four channels of a group.
+///
+/// # Safety
+/// The processor has the features of `S`, and `load` may be called for any lane of the block.
+#[inline(always)]
+unsafe fn of_half<S: Simd>(load: impl Fn(usize) -> S::V, first: usize, half: usize) -> S::V {
+    // SAFETY: passed on.
+    unsafe {
+        match (half, S::LANES) {
+            (0, _) => load(first),
+            (_, ..=TURNS) => load(first ^ TURNS),
+            _ => S::exchange::<TURNS>(load(first)),
+        }
+    }
+}
+
+/// Calls a kernel of constant side, stride and channels of a group.
 macro_rules! vectorize_sized {
     ($plan:expr, $simd:ident, $kernel:ident, $work:expr) => {
-        match ($plan.kernel, $plan.stride) {
-            (3, 1) => $simd::vectorize($kernel::<_, 3, 1>($work)),
-            (3, _) => $simd::vectorize($kernel::<_, 3, 2>($work)),
-            (5, 1) => $simd::vectorize($kernel::<_, 5, 1>($work)),
-            (5, _) => $simd::vectorize($kernel::<_, 5, 2>($work)),
-            (7, 1) => $simd::vectorize($kernel::<_, 7, 1>($work)),
-            (7, _) => $simd::vectorize($kernel::<_, 7, 2>($work)),
-            (_, 1) => $simd::vectorize($kernel::<_, 9, 1>($work)),
-            _ => $simd::vectorize($kernel::<_, 9, 2>($work)),
+        match ($plan.kernel, $plan.stride, $plan.of_group) {
+            (3, 1, 1) => $simd::vectorize($kernel::<_, 3, 1, 1>($work)),
+            (3, 1, 4) => $simd::vectorize($kernel::<_, 3, 1, 4>($work)),
+            (3, 1, _) => $simd::vectorize($kernel::<_, 3, 1, 8>($work)),
+            (3, _, 1) => $simd::vectorize($kernel::<_, 3, 2, 1>($work)),
+            (3, _, 4) => $simd::vectorize($kernel::<_, 3, 2, 4>($work)),
+            (3, _, _) => $simd::vectorize($kernel::<_, 3, 2, 8>($work)),
+            (5, 1, _) => $simd::vectorize($kernel::<_, 5, 1, 1>($work)),
+            (5, _, _) => $simd::vectorize($kernel::<_, 5, 2, 1>($work)),
+            (7, 1, _) => $simd::vectorize($kernel::<_, 7, 1, 1>($work)),
+            (7, _, _) => $simd::vectorize($kernel::<_, 7, 2, 1>($work)),
+            (_, 1, _) => $simd::vectorize($kernel::<_, 9, 1, 1>($work)),
+            _ => $simd::vectorize($kernel::<_, 9, 2, 1>($work)),
         }
     };
 }
