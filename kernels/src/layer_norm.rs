@@ -167,7 +167,7 @@ impl<E: Element> Task for Normalised<'_, E> {
             .chunks_exact(channels)
             .zip(self.y.chunks_exact_mut(channels))
         {
-            let (mean, invstd) = statistics(x, self.epsilon);
+            let (mean, invstd) = statistics(x, self.gamma, self.epsilon);
             for (((x, y), gamma), beta) in x.iter().zip(y).zip(self.gamma).zip(self.beta) {
                 *y = E::from_f32((x.to_f32() - mean) * invstd * gamma + beta);
             }
@@ -198,13 +198,9 @@ impl<E: Element> Task for RowGradients<'_, E> {
             .chunks_exact(channels)
             .zip(self.dy.chunks_exact(channels));
         for ((x, dy), dx) in rows.zip(self.dx.chunks_exact_mut(channels)) {
-            let (mean, invstd) = statistics(x, self.epsilon);
-            let gradient = |index: usize| dy[index].to_f32() * self.gamma[index];
-            let [plain, with_x] = sums(channels, |index| {
-                [
-                    gradient(index),
-                    gradient(index) * ((x[index].to_f32() - mean) * invstd),
-                ]
+            let (mean, invstd) = statistics(x, self.gamma, self.epsilon);
+            let [plain, with_x] = sums(x, dy, self.gamma, |x, dy, gamma| {
+                [dy * gamma, dy * gamma * ((x - mean) * invstd)]
             });
             let plain = plain / channels as f32;
             let with_x = with_x / channels as f32;
@@ -226,38 +222,43 @@ impl<E: Element> Task for RowGradients<'_, E> {
     }
 }
 
-/// Returns mean and 1 / sqrt(variance + epsilon) of a row, in two passes.
+/// Returns mean and 1 / sqrt(variance + epsilon) of a row, in two passes; `gamma` has its length.
 #[inline(always)]
-fn statistics<E: Element>(x: &[E], epsilon: f32) -> (f32, f32) {
+fn statistics<E: Element>(x: &[E], gamma: &[f32], epsilon: f32) -> (f32, f32) {
     let count = x.len() as f32;
-    let [sum, _] = sums(x.len(), |index| [x[index].to_f32(), 0.0]);
+    let [sum, _] = sums(x, x, gamma, |x, _, _| [x, 0.0]);
     let mean = sum / count;
-    let [squares, _] = sums(x.len(), |index| {
-        let centred = x[index].to_f32() - mean;
+    let [squares, _] = sums(x, x, gamma, |x, _, _| {
+        let centred = x - mean;
         [centred * centred, 0.0]
     });
     (mean, 1.0 / (squares / count + epsilon).sqrt())
 }
 
-/// Returns two sums over a row, each in [`LANES`] lanes.
+/// Returns two sums over rows of one length, each in [`LANES`] lanes. Blocks are arrays: a check of
+/// each index would keep the compiler from vectors.
 #[inline(always)]
-fn sums(len: usize, term: impl Fn(usize) -> [f32; 2]) -> [f32; 2] {
+fn sums<E: Element>(
+    x: &[E],
+    dy: &[E],
+    gamma: &[f32],
+    term: impl Fn(f32, f32, f32) -> [f32; 2],
+) -> [f32; 2] {
     let mut lanes = [[0.0; LANES]; 2];
-    let whole = len - len % LANES;
-    let mut first = 0;
-    while first < whole {
-        let [first_lanes, second_lanes] = &mut lanes;
-        for (lane, (one, other)) in first_lanes.iter_mut().zip(second_lanes).enumerate() {
-            let [a, b] = term(first + lane);
-            *one += a;
-            *other += b;
+    let [(x, x_tail), (dy, dy_tail)] = [x, dy].map(<[E]>::as_chunks::<LANES>);
+    let (gamma, gamma_tail) = gamma.as_chunks::<LANES>();
+    for ((x, dy), gamma) in x.iter().zip(dy).zip(gamma) {
+        for lane in 0..LANES {
+            let [a, b] = term(x[lane].to_f32(), dy[lane].to_f32(), gamma[lane]);
+            lanes[0][lane] += a;
+            lanes[1][lane] += b;
         }
-        first += LANES;
     }
-    for index in whole..len {
-        let [a, b] = term(index);
-        lanes[0][index - whole] += a;
-        lanes[1][index - whole] += b;
+    let tails = x_tail.iter().zip(dy_tail).zip(gamma_tail);
+    for (lane, ((x, dy), gamma)) in tails.enumerate() {
+        let [a, b] = term(x.to_f32(), dy.to_f32(), *gamma);
+        lanes[0][lane] += a;
+        lanes[1][lane] += b;
     }
     lanes.map(|lanes| {
         let mut width = LANES / 2;

@@ -10,14 +10,12 @@
 use rayon::prelude::*;
 
 use crate::simd::{EXP_F64_LIMIT, Isa, Task, exp_f64, vectorized};
-use crate::softmax::{folded, share};
+use crate::softmax::{folded, share, summed};
 
 /// Rows whose sums are taken side by side, as an addition waits for the one before.
 const ROWS: usize = 4;
 /// Terms of a row that are computed before they are added.
 const BLOCK: usize = 64;
-/// Lanes of a maximum.
-const LANES: usize = 16;
 /// A softmax of so many classes is computed in f32.
 const MANY_CLASSES: usize = 256;
 /// Rows of many classes whose losses are computed in parallel.
@@ -160,26 +158,10 @@ impl Task for LossOfMany<'_> {
     fn run(self) -> f32 {
         let Self { z, t } = self;
         let largest = largest(z);
-        let total = in_lanes(z, t, |z, _| share(z - largest));
+        let total = summed(z, t, |z, _| share(z - largest));
         let log_total = largest + libm::logf(total);
-        in_lanes(z, t, |z, t| t * (log_total - z))
+        summed(z, t, |z, t| t * (log_total - z))
     }
-}
-
-/// Returns a sum over the classes, in lanes.
-#[inline(always)]
-fn in_lanes(z: &[f32], t: &[f32], of: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let [(z, z_tail), (t, t_tail)] = [z, t].map(<[f32]>::as_chunks::<LANES>);
-    for (z, t) in z.iter().zip(t) {
-        for (lane, (z, t)) in lanes.iter_mut().zip(z.iter().zip(t)) {
-            *lane += of(*z, *t);
-        }
-    }
-    for (lane, (z, t)) in lanes.iter_mut().zip(z_tail.iter().zip(t_tail)) {
-        *lane += of(*z, *t);
-    }
-    lanes.into_iter().sum()
 }
 
 /// The gradient of a row of many classes.

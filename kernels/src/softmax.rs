@@ -11,6 +11,8 @@ use crate::simd::{Isa, Task, exp, vectorized};
 
 /// Values of a piece, if a row is not longer.
 const PIECE_VALUES: usize = 4096;
+/// Channels of a row whose gradient fills vectors without other rows.
+const LONG: usize = 64;
 /// Independent running sums.
 const LANES: usize = 16;
 
@@ -201,6 +203,25 @@ impl<E: Element> Task for Backward<'_, E> {
             values,
             powers,
         } = self.0;
+        if channels >= LONG {
+            let rows = y.chunks_exact(channels).zip(dy.chunks_exact(channels));
+            for ((y, dy), dx) in rows.zip(written.chunks_exact_mut(channels)) {
+                let sum = if is_log {
+                    folded(dy, 0.0, |a, b| a + b)
+                } else {
+                    summed(y, dy, |y, dy| y * dy)
+                };
+                for (dx, (y, dy)) in dx.iter_mut().zip(y.iter().zip(dy)) {
+                    let (y, dy) = (y.to_f32(), dy.to_f32());
+                    *dx = E::from_f32(if is_log {
+                        dy - share(y) * sum
+                    } else {
+                        y * dy - y * sum
+                    });
+                }
+            }
+            return;
+        }
         if is_log {
             for ((value, power), (y, dy)) in
                 values.iter_mut().zip(&mut *powers).zip(y.iter().zip(dy))
@@ -248,6 +269,22 @@ pub(crate) fn folded<E: Element>(row: &[E], start: f32, of: impl Fn(f32, f32) ->
         *lane = of(*lane, value.to_f32());
     }
     lanes.into_iter().fold(start, of)
+}
+
+/// Returns the sum of a function of two rows, in lanes.
+#[inline(always)]
+pub(crate) fn summed<E: Element>(a: &[E], b: &[E], of: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let [(a, a_tail), (b, b_tail)] = [a, b].map(<[E]>::as_chunks::<LANES>);
+    for (a, b) in a.iter().zip(b) {
+        for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
+            *lane += of(a.to_f32(), b.to_f32());
+        }
+    }
+    for (lane, (a, b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
+        *lane += of(a.to_f32(), b.to_f32());
+    }
+    lanes.into_iter().sum()
 }
 
 #[cfg(test)]
