@@ -1,4 +1,4 @@
-//! Activation functions and their gradients.
+//! Activation functions and their gradients; sums of two operands.
 //!
 //! In: any number of values. Out: as many values.
 //! Invariant: values are independent, so the bits do not depend on threads or instruction set.
@@ -98,40 +98,48 @@ pub fn forward<E: Element>(isa: Isa, function: Function, x: &[E], y: &mut [E]) {
 /// If the lengths differ, or the processor lacks `isa`.
 #[inline(never)]
 pub fn backward<E: Element>(isa: Isa, function: Function, kept: &[E], dy: &[E], dx: &mut [E]) {
-    let x = kept;
+    macro_rules! each {
+        ($of:expr) => {
+            pairs(isa, [kept, dy], dx, $of)
+        };
+    }
+    match function {
+        Function::Relu => each!(relu_slope),
+        Function::Relu6 => each!(relu6_slope),
+        Function::Gelu => each!(gelu_slope),
+        Function::Silu => each!(silu_slope),
+        Function::Sigmoid => each!(sigmoid_slope),
+        Function::Tanh => each!(tanh_slope),
+        Function::LeakyRelu { slope } => each!(|x, dy| leaky_relu(x, slope, dy)),
+        Function::HardSwish => each!(hard_swish_slope),
+    }
+}
+
+/// Computes y = a + b.
+///
+/// # Panics
+/// If the lengths differ, or the processor lacks `isa`.
+#[inline(never)]
+pub fn add<E: Element>(isa: Isa, sides: [&[E]; 2], y: &mut [E]) {
+    pairs(isa, sides, y, |a, b| a + b);
+}
+
+fn pairs<E: Element>(
+    isa: Isa,
+    [x, dy]: [&[E]; 2],
+    dx: &mut [E],
+    of: impl Fn(f32, f32) -> f32 + Copy + Sync,
+) {
+    let lens = [x.len(), dy.len()];
     assert!(
-        x.len() == dy.len(),
-        "activation: {} values of x but {} of dy",
-        x.len(),
-        dy.len()
-    );
-    assert!(
-        x.len() == dx.len(),
-        "activation: {} values of x but {} of dx",
-        x.len(),
+        lens == [dx.len(); 2],
+        "activation: {lens:?} values of two operands but {} of the result",
         dx.len()
     );
-    let pieces = dx
-        .par_chunks_mut(PIECE_VALUES)
+    dx.par_chunks_mut(PIECE_VALUES)
         .zip(x.par_chunks(PIECE_VALUES))
-        .zip(dy.par_chunks(PIECE_VALUES));
-    pieces.for_each(|((dx, x), dy)| {
-        macro_rules! each {
-            ($of:expr) => {
-                vectorized(isa, EachGradient { x, dy, dx, of: $of })
-            };
-        }
-        match function {
-            Function::Relu => each!(relu_slope),
-            Function::Relu6 => each!(relu6_slope),
-            Function::Gelu => each!(gelu_slope),
-            Function::Silu => each!(silu_slope),
-            Function::Sigmoid => each!(sigmoid_slope),
-            Function::Tanh => each!(tanh_slope),
-            Function::LeakyRelu { slope } => each!(|x, dy| leaky_relu(x, slope, dy)),
-            Function::HardSwish => each!(hard_swish_slope),
-        }
-    });
+        .zip(dy.par_chunks(PIECE_VALUES))
+        .for_each(|((dx, x), dy)| vectorized(isa, EachGradient { x, dy, dx, of }));
 }
 
 struct Each<'a, E, F> {
@@ -279,7 +287,7 @@ fn hard_swish_slope(x: f32, dy: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{same_everywhere, values};
+    use crate::tests::{rounded, same_everywhere, values, widened};
     use half::bf16;
 
     const ALL: [Function; 8] = [
@@ -439,6 +447,23 @@ mod tests {
                 "{function:?}: {dx:?}"
             );
         }
+    }
+
+    #[test]
+    fn sums_are_those_of_each_pair_in_any_format() {
+        let sides = [1, 2].map(|salt| values(70_001, salt));
+        let expected: Vec<f32> = sides[0].iter().zip(&sides[1]).map(|(a, b)| a + b).collect();
+        let narrow = sides.each_ref().map(|side| rounded(side));
+        let [left, right] = narrow.each_ref().map(|side| widened(side));
+        let of_narrow: Vec<f32> = left.iter().zip(&right).map(|(a, b)| a + b).collect();
+        let (y, rough) = same_everywhere(|isa| {
+            let mut y = vec![f32::NAN; expected.len()];
+            let mut rough = vec![bf16::NAN; expected.len()];
+            add(isa, sides.each_ref().map(Vec::as_slice), &mut y);
+            add(isa, narrow.each_ref().map(Vec::as_slice), &mut rough);
+            (y, rough)
+        });
+        assert_eq!((y, rough), (expected, rounded(&of_narrow)));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Copies of runs of values: two axes exchanged, rows of two tables joined and parted, values
-//! repeated.
+//! Copies of values: in another format, two axes exchanged, rows of two tables joined and parted,
+//! values repeated.
 //!
 //! In and out: contiguous tables.
-//! Invariant: no value changes, except in the sums of repeated values.
+//! Invariant: no value changes, except in a narrower format and in the sums of repeated values.
 
 use rayon::prelude::*;
 
@@ -87,6 +87,18 @@ pub fn part<E: Element>(widths: [usize; 2], y: &[E], [left, right]: [&mut [E]; 2
         });
 }
 
+/// Writes values in another format, rounded if it is narrower.
+///
+/// # Panics
+/// If the lengths differ, or the processor lacks `isa`.
+#[inline(never)]
+pub fn convert<A: Element, B: Element>(isa: Isa, x: &[A], y: &mut [B]) {
+    same("converted values", y.len(), x.len());
+    y.par_chunks_mut(PIECE_VALUES)
+        .zip(x.par_chunks(PIECE_VALUES))
+        .for_each(|(y, x)| vectorized(isa, Converted { x, y }));
+}
+
 /// Copies each value `times` times.
 ///
 /// # Shapes
@@ -125,6 +137,22 @@ pub fn sum_repeated<E: Element>(isa: Isa, times: usize, y: &[E], x: &mut [E]) {
     x.par_chunks_mut(PIECE_VALUES)
         .zip(y.par_chunks(PIECE_VALUES * times))
         .for_each(|(x, y)| vectorized(isa, Sums { times, y, x }));
+}
+
+struct Converted<'a, A, B> {
+    x: &'a [A],
+    y: &'a mut [B],
+}
+
+impl<A: Element, B: Element> Task for Converted<'_, A, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (y, x) in self.y.iter_mut().zip(self.x) {
+            *y = B::from_f32(x.to_f32());
+        }
+    }
 }
 
 struct Sums<'a, E> {
@@ -182,6 +210,7 @@ fn same(what: &str, got: usize, expected: usize) {
 mod tests {
     use super::*;
     use crate::tests::{same_everywhere, values};
+    use half::bf16;
 
     #[test]
     fn axes_are_exchanged_and_back() {
@@ -199,6 +228,25 @@ mod tests {
             swap_axes([a, c, b, run], &y, &mut back);
             assert_eq!(back, x);
         }
+    }
+
+    #[test]
+    fn values_are_widened_and_rounded() {
+        let x = values(9001, 3);
+        let narrow: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+        let (rounded, wide) = same_everywhere(|isa| {
+            let mut rounded = vec![bf16::NAN; x.len()];
+            let mut wide = vec![f32::NAN; x.len()];
+            convert(isa, &x, &mut rounded);
+            convert(isa, &rounded, &mut wide);
+            (rounded, wide)
+        });
+        assert_eq!(rounded, narrow);
+        assert!(
+            wide.iter()
+                .zip(&narrow)
+                .all(|(wide, narrow)| *wide == narrow.to_f32())
+        );
     }
 
     #[test]

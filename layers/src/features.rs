@@ -315,16 +315,14 @@ impl Add for Features {
             (other, State::Normalised(layer)) if layer.can_take_residual() => {
                 with_residual(layer, other)
             }
-            (left, right) => {
-                binary(left.evaluate().tensor, right.evaluate().tensor, Add::add).into()
-            }
+            (left, right) => sum(left.evaluate().tensor, right.evaluate().tensor).into(),
         }
     }
 }
 
 /// An operation of two sides, each values or one factor for several of them.
 macro_rules! arithmetic {
-    ($($name:ident::$method:ident $doc:literal),*) => {
+    ($($name:ident::$method:ident by $compute:ident $doc:literal),*) => {
         $(
             impl $name for Features {
                 type Output = Self;
@@ -332,7 +330,7 @@ macro_rules! arithmetic {
                 #[doc = concat!("The ", $doc, " of each value; sides of shape 1 in an axis are repeated. Of two number formats it is computed in f32, \
                     and given in that of the pass.")]
                 fn $method(self, other: Self) -> Self {
-                    binary(self.into_values().tensor, other.into_values().tensor, $name::$method).into()
+                    $compute(self.into_values().tensor, other.into_values().tensor, $name::$method).into()
                 }
             }
 
@@ -349,7 +347,7 @@ macro_rules! arithmetic {
     };
 }
 
-arithmetic!(Sub::sub "difference", Mul::mul "product", Div::div "quotient");
+arithmetic!(Sub::sub by binary "difference", Mul::mul by product "product", Div::div by binary "quotient");
 
 fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
     let [n, height, width, channels] = layer.out_dims();
@@ -360,17 +358,49 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
         other => {
             let values = other.evaluate();
             if values.tensor.dims() != [n, height, width, channels] {
-                return binary(
-                    layer.evaluate(NormLink::new(false)).tensor,
-                    values.tensor,
-                    Add::add,
-                )
-                .into();
+                let normalised = layer.evaluate(NormLink::new(false)).tensor;
+                return sum(normalised, values.tensor).into();
             }
             Skip::Identity(values)
         }
     };
     State::Normalised(layer).into()
+}
+
+/// Adds, equal shapes by Lockstep's kernel.
+fn sum(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    let computation = PassContext::current().computation;
+    let is_ours = computes(&left, &computation)
+        && left.dims() == right.dims()
+        && left.dtype() == right.dtype()
+        && FloatDType::from(left.dtype()) != FloatDType::F16;
+    if !is_ours {
+        return binary(left, right, Add::add);
+    }
+    let right = Some(right.into_dispatch());
+    single(left, [right, None], Operation::Add, computation.isa)
+}
+
+/// Multiplies, with a factor of each image and channel by Lockstep's kernel.
+fn product(
+    left: Tensor<4>,
+    right: Tensor<4>,
+    operation: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>,
+) -> Tensor<4> {
+    let computation = PassContext::current().computation;
+    let [n, .., channels] = left.dims();
+    let has_factors = right.dims() == [n, 1, 1, channels];
+    let has_format = format(&left, computation.activations) == FloatDType::from(left.dtype());
+    if !(has_factors && has_format && computes(&left, &computation)) {
+        return binary(left, right, operation);
+    }
+    let factors = widened(right).reshape([n, channels]).into_dispatch();
+    single(
+        left,
+        [Some(factors), None],
+        Operation::Scale,
+        computation.isa,
+    )
 }
 
 /// Applies an operation in the memory order of the operands; for two number formats in f32, then

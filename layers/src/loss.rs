@@ -15,7 +15,10 @@ use crate::ops::single::{Operation, computes, single};
 /// # Shapes
 /// `logits` and `targets`: `[N, K]`; returns `[1]`.
 pub fn loss_sum(loss: Loss, logits: Tensor<2>, targets: Tensor<2>) -> Option<Tensor<1>> {
-    let logits = logits.cast(FloatDType::F32);
+    let logits = match FloatDType::from(logits.dtype()) {
+        FloatDType::BF16 => logits,
+        _ => logits.cast(FloatDType::F32),
+    };
     let computation = Computation::default();
     computes(&logits, &computation).then(|| {
         let targets = Some(targets.detach().into_dispatch());

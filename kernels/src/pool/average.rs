@@ -12,9 +12,9 @@ use crate::pieces::elements;
 use crate::simd::{Isa, Task, vectorized};
 
 /// Pixels added before their sum is added to the others.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// Channels whose sums stay in registers or the first-level cache.
-const COLUMNS: usize = 64;
+pub(super) const COLUMNS: usize = 64;
 
 /// Computes the mean over all pixels for each image and channel.
 ///
@@ -60,7 +60,7 @@ pub fn global_average_backward<E: Element>(
     images.for_each(|(dx, dy)| vectorized(isa, Spread { dy, dx }));
 }
 
-fn check(all: usize, pixels: usize, channels: usize, means: usize) {
+pub(super) fn check(all: usize, pixels: usize, channels: usize, means: usize) {
     assert!(
         pixels > 0 && channels > 0,
         "pool: average over {pixels} pixels of {channels} channels"

@@ -1,5 +1,6 @@
 //! Pools, channels-last: the mean over all pixels, maxima of 3x3 and 2x2 windows with stride 2,
-//! sums of 2x2 windows and their transpose, interpolation.
+//! sums of 2x2 windows and their transpose, interpolation, products with a factor of each image and
+//! channel.
 //!
 //! In: `[N, H, W, C]`. Out: `[N, C]`, or `[N, H_out, W_out, C]`, for maxima with their positions.
 //! Invariant: one thread computes an output value in a fixed order, so the bits do not depend on
@@ -10,6 +11,7 @@
 //! table 1. Plain versions: `reference`.
 
 mod average;
+mod factors;
 mod halve;
 mod max;
 mod resample;
@@ -18,6 +20,7 @@ mod resample;
 mod tests;
 
 pub use average::{global_average, global_average_backward};
+pub use factors::{scale, scale_backward};
 pub use halve::{double, halve};
 pub use max::{MaxPoolShape, max_pool, max_pool_backward};
 pub use resample::{Axis, Interpolation, resample, resample_workspace_len};

@@ -36,9 +36,10 @@ pub(crate) enum Kernel {
     Resampling,
     Copies,
     Dropout,
+    Scale,
 }
 
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 22] = [
     "weight packing",
     "convolution, norm statistics",
     "normalisation, residual, ReLU",
@@ -60,6 +61,7 @@ const NAMES: [&str; 21] = [
     "average pool, interpolation, gradients",
     "copies of features",
     "dropout, gradients",
+    "factors of channels, gradients",
 ];
 
 static NANOSECONDS: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];

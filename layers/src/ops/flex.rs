@@ -132,9 +132,10 @@ impl LayerOps for Flex {
         wanted: Wanted,
     ) -> SingleGradients<Self> {
         // A max pool and an average keep no input: their formats are those of the gradient and of
-        // the options.
+        // the options. A loss is f32 for any logits.
         let dtype = match options.operation {
             Operation::GlobalAverage { dtype, .. } => dtype,
+            Operation::Loss(_) => FloatDType::from(saved.input.dtype()),
             _ => FloatDType::from(output_gradient.dtype()),
         };
         time(options.operation.kernel(), None, || match dtype {

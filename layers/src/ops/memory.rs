@@ -10,11 +10,13 @@ use std::sync::LazyLock;
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData, f16};
+use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData, bf16, f16};
 use half::slice::HalfFloatSliceExt;
 use kernels::Element;
 use kernels::arena::{Arena, Buffer};
+use kernels::copies::convert;
 use kernels::scratch::Scratch;
+use kernels::simd::Isa;
 
 /// Memory of the operations' results: one arena for all ranks of the process, filled by the first
 /// step.
@@ -72,6 +74,9 @@ pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
         match (tensor.dtype(), dtype) {
             (own, wanted) if own == wanted => tensor.to_contiguous(),
             (DType::F16, DType::F32) => widened(&tensor.to_contiguous()),
+            (DType::BF16, DType::F32) => {
+                converted::<bf16, Self>(bf16::values(&tensor.to_contiguous()), tensor.shape())
+            }
             _ => Flex::float_cast(tensor, dtype.into()).to_contiguous(),
         }
     }
@@ -91,6 +96,16 @@ fn widened(tensor: &FlexTensor) -> FlexTensor {
     let mut values = ARENA.take::<f32>(halves.len());
     halves.convert_to_f32_slice(&mut values);
     activation(values, tensor.shape())
+}
+
+/// Returns the values in another format.
+pub(super) fn converted<A: Activation, B: Activation>(
+    values: &[A],
+    shape: impl Into<Shape>,
+) -> FlexTensor {
+    let mut to = ARENA.take::<B>(values.len());
+    convert(Isa::detect(), values, &mut to);
+    activation(to, shape)
 }
 
 /// Returns the tensor of f32 rounded to f16: what Lockstep's kernels compute of activations in f16.

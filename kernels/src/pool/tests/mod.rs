@@ -35,6 +35,29 @@ proptest! {
     }
 
     #[test]
+    fn products_with_factors_and_their_gradients_equal_the_formulas(
+        images in 1..5usize, pixels in 1..150usize, channels in 1..150usize, seed in 0..1000u64,
+    ) {
+        let [x, dy] = [1, 2].map(|salt| values(images * pixels * channels, seed + salt));
+        let factors = values(images * channels, seed);
+        let extents = [pixels, channels];
+        let (y, dx, sums) = same_everywhere(|isa| {
+            let [mut y, mut dx] = [(); 2].map(|()| vec![f32::NAN; x.len()]);
+            let mut sums = vec![f32::NAN; factors.len()];
+            scale(isa, extents, &x, &factors, &mut y);
+            scale_backward(isa, extents, [&x, &dy], &factors, &mut dx, &mut sums);
+            (y, dx, sums)
+        });
+        let mut expected = vec![0.0; factors.len()];
+        for (at, (x, dy)) in x.iter().zip(&dy).enumerate() {
+            let factor = at / (pixels * channels) * channels + at % channels;
+            prop_assert_eq!([y[at], dx[at]], [x, dy].map(|value| value * factors[factor]));
+            expected[factor] += f64::from(*x) * f64::from(*dy);
+        }
+        assert_close("sums", &sums, &expected, 1e-5);
+    }
+
+    #[test]
     fn sums_of_2x2_windows_and_their_transpose_equal_the_reference(
         images in 1..4usize, height in 1..10usize, width in 1..10usize, channels in 1..70usize, seed in 0..1000u64,
     ) {

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::ops::fused::flex::{convolution_shape, output_shape};
 use crate::ops::memory::{
-    ARENA, Activation, activation as tensor_of, contiguous, floats, only_shape, tensor,
+    ARENA, Activation, activation as tensor_of, contiguous, converted, floats, only_shape, tensor,
     with_scratch,
 };
 
@@ -39,8 +39,10 @@ pub(in crate::ops) fn forward<E: Activation>(
     }: &SingleOptions,
 ) -> SingleOutput<Flex> {
     let x = E::activations(input.clone());
-    if let Operation::Cat = operation {
-        return joined::<E>(&x, &E::activations(weight));
+    match operation {
+        Operation::Cat => return joined::<E>(&x, &E::activations(weight)),
+        Operation::Add => return sum::<E>(&x, &E::activations(weight), isa),
+        _ => {}
     }
     let mut saved = SingleSaved::<Flex> {
         input,
@@ -123,7 +125,7 @@ pub(in crate::ops) fn forward<E: Activation>(
             let [images, tokens, channels] = x.shape().dims();
             tensor_of(y, [images, tokens, channels / 3])
         }
-        Operation::Cat => unreachable!("returned above"),
+        Operation::Cat | Operation::Add => unreachable!("returned above"),
         Operation::MaxPool { window } => return maxima::<E>(&x, window, isa),
         Operation::AveragePool => {
             let large @ [images, height, width, channels] = x.shape().dims();
@@ -179,8 +181,17 @@ pub(in crate::ops) fn forward<E: Activation>(
                 weight: saved.weight,
             };
         }
+        Operation::Scale => {
+            let mut y = ARENA.take::<E>(values.len());
+            if !values.is_empty() {
+                pool::scale(isa, pixels_channels(&x), values, weights, &mut y);
+            }
+            tensor_of(y, x.shape())
+        }
         Operation::Loss(loss) => {
-            tensor(vec![loss.sum(floats(&x), weights, num_classes(&x))], [1, 1])
+            let logits = f32::activations(x);
+            let sum = loss.sum(floats(&logits), weights, num_classes(&logits));
+            tensor(vec![sum], [1, 1])
         }
     };
     SingleOutput {
@@ -230,6 +241,21 @@ pub(in crate::ops) fn backward<E: Activation>(
             let mut dx = ARENA.take::<E>(dy.shape().num_elements());
             copies::swap_axes(dy.shape().dims(), E::values(&dy), &mut dx);
             return of_input(dx, saved.input.shape());
+        }
+        Operation::Loss(loss) => {
+            return of_logits::<E>(
+                loss,
+                saved.input,
+                &contiguous(saved.weight),
+                &output_gradient,
+            );
+        }
+        Operation::Add => {
+            return SingleGradients {
+                input: output_gradient.clone(),
+                weight: output_gradient,
+                bias: nothing().1,
+            };
         }
         Operation::Cat => return of_joined::<E>(&saved, &E::activations(output_gradient)),
         Operation::GlobalAverage { shape, .. } => {
@@ -333,7 +359,12 @@ pub(in crate::ops) fn backward<E: Activation>(
             });
             nothing()
         }
-        Operation::Loss(loss) => return of_logits(loss, &x, weights, &dy),
+        Operation::Scale => {
+            let mut sums = ARENA.take::<f32>(weights.len());
+            let sides = [values, d_values];
+            pool::scale_backward(isa, pixels_channels(&x), sides, weights, &mut dx, &mut sums);
+            (of_parameter(sums, &weight), nothing().1)
+        }
         Operation::MaxPool { .. }
         | Operation::AveragePool
         | Operation::Upsample
@@ -342,6 +373,8 @@ pub(in crate::ops) fn backward<E: Activation>(
         | Operation::Repeat { .. }
         | Operation::SwapAxes
         | Operation::Cat
+        | Operation::Add
+        | Operation::Loss(_)
         | Operation::GlobalAverage { .. } => unreachable!("returned above"),
     };
     SingleGradients {
@@ -443,6 +476,18 @@ fn joined<E: Activation>(left: &FlexTensor, right: &FlexTensor) -> SingleOutput<
     }
 }
 
+fn sum<E: Activation>(left: &FlexTensor, right: &FlexTensor, isa: Isa) -> SingleOutput<Flex> {
+    let sides = [left, right].map(E::values);
+    let mut y = ARENA.take::<E>(sides[0].len());
+    activation::add(isa, sides, &mut y);
+    let (unused, _) = nothing();
+    SingleOutput {
+        output: tensor_of(y, left.shape()),
+        input: unused.clone(),
+        weight: unused,
+    }
+}
+
 /// Returns the gradients of two tensors that were put side by side.
 fn of_joined<E: Activation>(saved: &SingleSaved<Flex>, dy: &FlexTensor) -> SingleGradients<Flex> {
     let sides = [&saved.input, &saved.weight];
@@ -463,6 +508,12 @@ fn width(tensor: &FlexTensor) -> usize {
         .last()
         .copied()
         .unwrap_or_default()
+}
+
+/// Returns the number of pixels of an image, and of channels.
+fn pixels_channels(x: &FlexTensor) -> [usize; 2] {
+    let [_, height, width, channels] = x.shape().dims();
+    [height * width, channels]
 }
 
 /// Computes a max pool, and keeps the place of each maximum.
@@ -559,23 +610,26 @@ fn of_means<E: Activation>(dy: &FlexTensor, shape: [usize; 4], isa: Isa) -> Sing
     of_input(dx, shape)
 }
 
-/// Returns the gradients of a loss: only the logits have one.
-fn of_logits(
+/// Returns the gradients of a loss: only the logits, which are of the format `E`, have one.
+fn of_logits<E: Activation>(
     loss: Loss,
-    logits: &FlexTensor,
-    targets: &[f32],
+    logits: FlexTensor,
+    targets: &FlexTensor,
     scale: &FlexTensor,
 ) -> SingleGradients<Flex> {
-    let values = floats(logits);
+    let logits = f32::activations(logits);
+    let values = floats(&logits);
     let mut gradient = ARENA.take::<f32>(values.len());
-    loss.gradient(
-        floats(scale)[0],
-        values,
-        targets,
-        num_classes(logits),
-        &mut gradient,
-    );
-    of_input(gradient, logits.shape())
+    let classes = num_classes(&logits);
+    let [scale, ..] = floats(scale) else {
+        panic!("loss: expected the gradient of a sum");
+    };
+    loss.gradient(*scale, values, floats(targets), classes, &mut gradient);
+    let mut gradients = of_input(gradient, logits.shape());
+    if E::STORAGE == Storage::Bf16 {
+        gradients.input = converted::<f32, E>(floats(&gradients.input), logits.shape());
+    }
+    gradients
 }
 
 fn num_classes(logits: &FlexTensor) -> usize {

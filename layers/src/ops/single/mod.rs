@@ -77,7 +77,11 @@ pub(crate) enum Operation {
         shape: [usize; 4],
         dtype: FloatDType,
     },
-    /// Logits `[N, K]` in f32 and targets `[N, K]`, which get no gradient, to `[1, 1]`.
+    /// x plus the weight, of the same shape and format: f32 or bf16.
+    Add,
+    /// x `[N, H, W, C]` times the weight `[N, C]`.
+    Scale,
+    /// Logits `[N, K]` in f32 or bf16 and targets `[N, K]`, which get no gradient, to `[1, 1]`.
     Loss(Loss),
 }
 
@@ -97,7 +101,7 @@ impl Operation {
             Self::Linear => Kernel::Linear,
             Self::LayerNorm { .. } => Kernel::LayerNorm,
             Self::GroupNorm { .. } => Kernel::GroupNorm,
-            Self::Activation(_) => Kernel::Activation,
+            Self::Activation(_) | Self::Add => Kernel::Activation,
             Self::Softmax { .. } => Kernel::Softmax,
             Self::Attention { .. } => Kernel::Attention,
             Self::MaxPool { .. } => Kernel::MaxPool,
@@ -105,6 +109,7 @@ impl Operation {
             Self::Dropout { .. } => Kernel::Dropout,
             Self::SwapAxes | Self::Repeat { .. } | Self::Cat => Kernel::Copies,
             Self::GlobalAverage { .. } => Kernel::Average,
+            Self::Scale => Kernel::Scale,
             Self::Loss(_) => Kernel::Loss,
         }
     }
@@ -126,7 +131,7 @@ pub(crate) struct SingleSaved<B: Backend> {
     /// The input `x`, or the result if the backward pass reads it (softmax, some activations). A
     /// pool uses only its shape, and a mean does not use it.
     pub input: FloatTensor<B>,
-    /// First parameter, of [`Operation::Cat`] only the shape. For a max pool, the place of each
+    /// First parameter, of [`Operation::Cat`] only the shape, of [`Operation::Add`] not used. For a max pool, the place of each
     /// maximum in one byte. Other operations do not use it.
     pub weight: FloatTensor<B>,
 }
