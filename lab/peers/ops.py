@@ -80,6 +80,7 @@ def operations():
         "attention": ((8, 256, 768), lambda x: attention(x, False)),
         "causal attention": ((8, 256, 768), lambda x: attention(x, True)),
         "group norm": (IMAGES, torch.nn.GroupNorm(8, 64)),
+        "layer norm": ((16, 256, 256), torch.nn.LayerNorm(256)),
         "max pool 2x2": (IMAGES, torch.nn.MaxPool2d(2)),
         "average pool 2x2": (IMAGES, torch.nn.AvgPool2d(2)),
         "relu": (IMAGES, torch.nn.ReLU()),

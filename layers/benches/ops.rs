@@ -20,9 +20,9 @@ use layers::timing::kernel_times;
 use layers::{
     AttentionMask, AvgPool2dConfig, BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig,
     ConvTranspose2dConfig, DropoutConfig, Features, GroupNormConfig, Interpolate2dConfig,
-    InterpolateMode, Linear, LinearConfig, MaxPool2dConfig, PassContext, attention, fallback_ops,
-    gelu, global_avg_pool, hard_swish, leaky_relu, log_softmax, masked_attention, relu, sigmoid,
-    silu, softmax, tanh,
+    InterpolateMode, LayerNormConfig, Linear, LinearConfig, MaxPool2dConfig, PassContext,
+    attention, fallback_ops, gelu, global_avg_pool, hard_swish, leaky_relu, log_softmax,
+    masked_attention, relu, sigmoid, silu, softmax, tanh,
 };
 
 /// Duration of the repetitions of an operation, and the least number of them.
@@ -147,6 +147,8 @@ impl SeResNeXt {
 }
 
 fn main() {
+    // As in training.
+    kernels::arena::keep_freed_memory();
     rayon::ThreadPoolBuilder::new()
         .num_threads(1)
         .build_global()
@@ -191,6 +193,8 @@ fn measure(bench: &Bench) {
     });
     let norm = GroupNormConfig::new(8, 64).init(&bench.device);
     bench.run("group norm", IMAGES, |x| Tensor::<4>::from(norm.forward(x)));
+    let norm = LayerNormConfig::new(256).init(&bench.device);
+    bench.run("layer norm", [16, 256, 256], |x: Tensor<3>| norm.forward(x));
     let max = MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init();
     bench.run("max pool 2x2", IMAGES, |x| {
         Tensor::<4>::from(max.forward(x))

@@ -131,8 +131,8 @@ pub(crate) struct SingleSaved<B: Backend> {
     /// The input `x`, or the result if the backward pass reads it (softmax, some activations). A
     /// pool uses only its shape, and a mean does not use it.
     pub input: FloatTensor<B>,
-    /// First parameter, of [`Operation::Cat`] only the shape, of [`Operation::Add`] not used. For a max pool, the place of each
-    /// maximum in one byte. Other operations do not use it.
+    /// First parameter, of [`Operation::Cat`] only the shape; [`Operation::Add`] does not use it.
+    /// For a max pool, the place of each maximum in one byte. Other operations do not use it.
     pub weight: FloatTensor<B>,
 }
 
