@@ -188,18 +188,22 @@ pub(super) fn speeds(steps: &Table, filter: &Filter) -> Outcome<String> {
         **key != "source" && some && !filter.fixes(key)
     };
     let keys: Vec<&str> = KEYS.iter().filter(is_shown).copied().collect();
-    let head = [&keys[..], &names, &["MiB", "date, commit"]].concat();
+    let mib = |job: &Job, name: &str| job.numbers(name, "MiB").first().copied();
+    let measured = names.iter().filter(|name| jobs.iter().any(|job| mib(job, name).is_some()));
+    let measured: Vec<&str> = measured.copied().collect();
+    let own = |text: &&str| (*text).to_owned();
+    let mut head: Vec<String> = keys.iter().chain(&names).map(own).collect();
+    head.extend(measured.iter().map(|name| format!("{name}, MiB")));
+    head.push("date, commit".to_owned());
     let row = |job: &Job| {
         let mut row: Vec<String> = keys.iter().map(|key| job.key(key).to_owned()).collect();
         row.extend(names.iter().map(|name| cell(job, name)));
-        let mib = names.iter().map(|name| job.numbers(name, "MiB"));
-        let mib = mib.map(|mib| mib.first().map_or(dash(), |mib| decimal(*mib, 0)));
-        row.push(mib.collect::<Vec<_>>().join(" / "));
+        let shown = |name: &&str| mib(job, name).map_or(dash(), |mib| decimal(mib, 0));
+        row.extend(measured.iter().map(shown));
         row.push(format!("{}, {}", job.key("date"), job.key("commit")));
         row
     };
     let rows = jobs.iter().map(row).collect();
-    let head = head.into_iter().map(str::to_owned).collect();
     Ok(Table { head, rows }.markdown())
 }
 
