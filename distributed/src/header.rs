@@ -144,15 +144,21 @@ pub(crate) fn wants_stop(headers: &[StepHeader]) -> bool {
     headers.iter().any(|header| header.stop)
 }
 
-/// The largest gradient of a rank in a bucket whose sum is not finite.
+/// The value of a rank that explains a sum which is not finite.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Largest {
-    /// Index in the layout.
+    /// Index in the layout, or [`Largest::LOSS`].
     pub(crate) parameter: u32,
     pub(crate) value: f32,
 }
 
-/// Returns the error that names the rank and the parameter of a non-finite gradient.
+impl Largest {
+    /// Stands for the loss in place of a parameter.
+    const LOSS: u32 = u32::MAX;
+}
+
+/// Returns the error that names the ranks and the parameter of a non-finite gradient, or the ranks
+/// of a non-finite loss.
 ///
 /// # Collective
 /// Must be called by all ranks.
@@ -175,55 +181,68 @@ pub(crate) fn diagnose(
             }
         })
         .collect();
-    let mut ranks: Vec<usize> = (0..all.len())
-        .filter(|&rank| !all[rank].value.is_finite())
-        .collect();
-    if ranks.is_empty() {
+    let ranks_of = |is_cause: fn(&Largest) -> bool| -> Vec<usize> {
+        (0..all.len())
+            .filter(|&rank| is_cause(&all[rank]))
+            .collect()
+    };
+    // A loss that is not finite causes such gradients.
+    let causes: [fn(&Largest) -> bool; 3] = [
+        |own| own.parameter == Largest::LOSS,
+        |own| !own.value.is_finite(),
         // Finite values overflowed in the sum.
-        ranks = (0..all.len()).collect();
-    }
+        |_| true,
+    ];
+    let mut ranks = causes.into_iter().map(ranks_of);
+    let ranks = ranks.find(|ranks| !ranks.is_empty()).unwrap_or_default();
     let Largest { parameter, value } = all[ranks[0]];
     let entry = layout.entries().get(parameter as usize);
-    let name = entry.map_or("no parameter", |entry| entry.path.as_str());
     Ok(CollectiveError::NonFinite {
         step,
         ranks,
-        parameter: Some(name.to_owned()),
+        parameter: entry.map(|entry| entry.path.clone()),
         value,
     })
 }
 
-/// Returns the error that names the parameter of a non-finite gradient. The rank has all gradients,
-/// flat in the order of `layout`.
+/// Returns the error that names the ranks of a non-finite loss, or the ranks and the parameter of a
+/// non-finite gradient. `loss` and `gradients` are this rank's, flat in the order of `layout`.
+///
+/// # Errors
+/// Returns an error if the job ends.
 ///
 /// # Panics
 /// Panics if `gradients` and the layout differ in length.
+///
+/// # Collective
+/// Must be called by all ranks.
 pub fn locate_non_finite(
+    communicator: &dyn Communicator,
     step: u64,
-    rank: usize,
+    loss: f32,
     gradients: &[f32],
     layout: &ParameterLayout,
-) -> CollectiveError {
+) -> Result<CollectiveError, CollectiveError> {
     assert_eq!(
         gradients.len(),
         layout.num_elements(),
         "gradients and layout differ in length"
     );
-    let of_entries = layout
-        .entries()
-        .iter()
-        .map(|entry| (largest_magnitude_bits(&gradients[entry.range()]), entry));
-    let largest = of_entries.max_by_key(|(bits, _)| *bits);
-    let (parameter, value) = match largest {
-        Some((bits, entry)) => (entry.path.clone(), f32::from_bits(bits)),
-        None => ("no parameter".to_owned(), 0.0),
+    let of_entries = layout.entries().iter().zip(0..);
+    let largest = of_entries
+        .map(|(entry, index)| (largest_magnitude_bits(&gradients[entry.range()]), index))
+        .max();
+    let own = match largest {
+        Some((bits, parameter)) if loss.is_finite() => Largest {
+            parameter,
+            value: f32::from_bits(bits),
+        },
+        _ => Largest {
+            parameter: Largest::LOSS,
+            value: loss,
+        },
     };
-    CollectiveError::NonFinite {
-        step,
-        ranks: vec![rank],
-        parameter: Some(parameter),
-        value,
-    }
+    diagnose(communicator, step, own, layout)
 }
 
 /// Returns the bits of the largest magnitude. Without the sign bit, the bits of floats have the
@@ -396,6 +415,34 @@ mod tests {
             });
             assert_eq!(errors[0], errors[1]);
             assert!(errors[0].to_string().contains(expected), "{}", errors[0]);
+        }
+    }
+
+    #[test]
+    fn a_rank_whose_loss_is_not_finite_is_named_before_those_whose_gradients_follow() {
+        let layout = ParameterLayout::from_shapes([
+            ("fc.weight".to_owned(), vec![2]),
+            ("fc.bias".to_owned(), vec![1]),
+        ]);
+        for (loss, expected) in [
+            (
+                1.0,
+                "on rank 0 (the largest gradient, in fc.bias, is inf there)",
+            ),
+            (f32::NAN, "on rank 2 (loss is NaN there)"),
+        ] {
+            let errors = run_ranks(3, |communicator| {
+                let (loss, gradient) = match communicator.rank() {
+                    0 => (1.0, f32::INFINITY),
+                    1 => (1.0, 3.0),
+                    _ => (loss, 2.0),
+                };
+                let gradients = [-4.0, 0.5, gradient];
+                let error = locate_non_finite(&communicator, 7, loss, &gradients, &layout);
+                error.unwrap().to_string()
+            });
+            assert!(errors.iter().all(|error| *error == errors[0]));
+            assert!(errors[0].contains(expected), "{}", errors[0]);
         }
     }
 }

@@ -85,6 +85,9 @@ impl BenchConfig {
         sync.expect_offered(compute.device)?;
         let batch_norm = args.batch_norm.unwrap_or(BatchNormKind::Local);
         sync.expect_compatible(batch_norm, LossScaling::of(compute.dtype()))?;
+        let syncs_norm = batch_norm == BatchNormKind::Sync && world_size > 1;
+        let needs_main_memory = sync.needs_main_memory(syncs_norm);
+        sync.decide_update(typed.update, needs_main_memory)?;
         let simulation = simulation(args)?;
         // Ranks exchange data in main memory, so a step that predicts several ranks is updated
         // there.

@@ -302,6 +302,14 @@ impl TrainConfig {
         self.sync.method.num_workers(self.world_size)
     }
 
+    /// Returns the option that keeps the update from the device, which would make it by default.
+    pub fn kept_from_device(&self) -> Option<String> {
+        let is_kept = self.compute.device.update() != self.sync.update;
+        self.sections
+            .needs_main_memory(self.world_size)
+            .filter(|_| is_kept)
+    }
+
     /// Returns the number of samples of one rank's forward pass.
     pub fn micro_batch_size(&self) -> usize {
         let parts = self.batch.parts(&self.sync.method, self.num_workers());

@@ -15,7 +15,7 @@ use toml::{Table, Value};
 /// Options that may differ between ranks, because each machine has its own disk, CPUs and GPUs.
 #[rustfmt::skip]
 const OF_RANK: &[&str] = &[
-    "data-dir", "download", "loader-threads", "update", "trace", "weights", "name", "output-dir", "tensorboard",
+    "data-dir", "download", "loader-threads", "trace", "weights", "name", "output-dir", "tensorboard",
     "tensorboard-every", "device", "input", "recompute", "cpu", "threads",
 ];
 
@@ -25,7 +25,7 @@ const OF_RANK: &[&str] = &[
 const FREE: &[&str] = &[
     // The comparison of data covers the images that remain.
     "on-bad-image",
-    "grad-accum-steps", "overlap", "bucket-mib", "servers", "server-placement", "timeout", "epochs", "schedule-epochs",
+    "grad-accum-steps", "overlap", "bucket-mib", "update", "servers", "server-placement", "timeout", "epochs", "schedule-epochs",
     "on-non-finite", "max-skipped-steps", "zero-gamma", "new-head", "eval-every-epochs", "patience", "monitor",
     "checkpoint-every-epochs", "checkpoint-every-steps", "keep-checkpoints", "log-every-steps", "log-every-seconds",
     "log-steps", "verbose", "warmup-steps", "gradient-noise", "kernels", "convolution",

@@ -45,11 +45,12 @@ impl Sections {
         expect_ranges(&args)?;
         let data = args.data.decide()?;
         let dataset = data.dataset.kind();
+        let update = args.sync.update;
         let compute = args.compute.decide(supported)?;
         let sync = args.sync.decide(world_size, compute.device)?;
         let num_workers = sync.method.num_workers(world_size);
         let has_planned_sizes = data.resolution().is_some_and(Resolution::depends_on_epochs);
-        let sections = Self {
+        let mut sections = Self {
             model: args.model,
             train_split: args.train_split.decide(&data)?,
             batch: args.batch.decide(dataset, &sync.method, num_workers)?,
@@ -60,8 +61,20 @@ impl Sections {
             sync,
             compute,
         };
+        let needs_main_memory = sections.needs_main_memory(world_size);
+        sections.sync.decide_update(update, needs_main_memory)?;
         sections.expect_compatible(world_size)?;
         Ok(sections)
+    }
+
+    /// Returns the option that needs gradients in main memory, if there is one.
+    pub(super) fn needs_main_memory(&self, world_size: usize) -> Option<String> {
+        let syncs_norm = self.batch.batch_norm == BatchNormKind::Sync && world_size > 1;
+        let is_custom = self.optimizer.optimizer.kind() == OptimizerKind::Custom;
+        let of_sync = self.sync.needs_main_memory(syncs_norm);
+        of_sync
+            .or_else(|| is_custom.then(|| "--optimizer custom".to_owned()))
+            .or_else(|| (self.run.gradient_noise).then(|| "--gradient-noise".to_owned()))
     }
 
     /// Rejects options of different sections that contradict each other.
@@ -77,20 +90,17 @@ impl Sections {
         let sums = kind == SyncKind::Allreduce;
         let waits = sums || kind == SyncKind::ParameterServer;
         let serves = matches!(method, SyncMethod::ParameterServer { .. });
-        let on_device = self.sync.updates_on_device(world_size);
         let makes_images = self.compute.input == InputKind::Device;
         let syncs_norm = batch.batch_norm == BatchNormKind::Sync;
         let noise = self.run.gradient_noise;
         let compression = method.compression();
         let algorithm = optimizer.optimizer.kind();
-        let update_in_place = matches!(algorithm, OptimizerKind::Sgd | OptimizerKind::Adamw);
 
         let sync: &str = &format!("--sync {kind}");
         let compress: &str = &format!("--compress {compression}");
         let algorithm_flag: &str = &format!("--optimizer {algorithm}");
         self.sync
             .expect_compatible(batch.batch_norm, optimizer.loss_scale)?;
-        let update = "--update device, the default of --device cuda";
         let input = "--input device, the default of --device cuda";
         let mixing = "images are mixed in main memory; give --input host";
         let erasing = "rectangles are erased in main memory; give --input host";
@@ -107,11 +117,6 @@ impl Sections {
             (!sums && optimizer.clip_grad_value.is_some(), "--clip-grad-value", sync, clipping),
             (!sums && self.run.on_non_finite != OnNonFinite::Stop, "--on-non-finite skip", sync,
              "only with --sync allreduce can all ranks skip a step before it is made"),
-            (on_device && !update_in_place, algorithm_flag, update, "devices update by sgd or adamw; give --update host"),
-            (on_device && optimizer.learning_rate_factors.is_some(), "--learning-rate-factors", update,
-             "devices update all parameters alike; give --update host"),
-            (on_device && optimizer.ema_decay.is_some(), "--ema-decay", update,
-             "the average is kept in main memory; give --update host"),
             (makes_images && train_split.mixup.is_some(), "--mixup", input, mixing),
             (makes_images && train_split.cutmix.is_some(), "--cutmix", input, mixing),
             (makes_images && train_split.random_erasing.is_some(), "--random-erasing", input, erasing),
@@ -119,8 +124,6 @@ impl Sections {
              "the gradient of a rank is not that of a small batch there; measure with --batch-norm local"),
             (noise && compression.is_some(), "--gradient-noise", compress,
              "a compressed sum is not the sum of the ranks' gradients; remove one of them"),
-            (noise && on_device, "--gradient-noise", "--update device",
-             "gradients are summed on the device; give --update host"),
             (noise && !sums, "--gradient-noise", sync,
              "no rank has the sum of all gradients; use --sync allreduce"),
         ];

@@ -154,18 +154,41 @@ impl SyncSection {
         Duration::from_secs(self.timeout)
     }
 
-    /// Returns true if each of `world_size` ranks updates its parameters on its device. Only a
-    /// single rank does, without compression, exact sums or NCCL.
-    pub fn updates_on_device(&self, world_size: usize) -> bool {
-        let is_plain_sum = match self.method {
+    /// Returns the option that needs gradients in main memory, if there is one. `syncs_norm`: norm
+    /// statistics are summed over several ranks.
+    pub(crate) fn needs_main_memory(&self, syncs_norm: bool) -> Option<String> {
+        match self.method {
+            SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
+                Some(format!("--compress {compression}"))
+            }
             SyncMethod::Allreduce {
-                reduction,
-                compression,
+                reduction: ReductionChoice::Nccl,
                 ..
-            } => !compression.is_some() && reduction != ReductionChoice::Nccl,
-            _ => false,
-        };
-        self.update == UpdateKind::Device && world_size == 1 && is_plain_sum
+            } => Some("--reduction nccl".to_owned()),
+            SyncMethod::Allreduce { .. } => syncs_norm.then(|| "--batch-norm sync".to_owned()),
+            SyncMethod::Exact { .. } => Some("--reduction exact".to_owned()),
+            _ => Some(format!("--sync {}", self.method.kind())),
+        }
+    }
+
+    /// Decides the place of the update: main memory if an option needs it and no place was typed.
+    pub(super) fn decide_update(
+        &mut self,
+        typed: Option<UpdateKind>,
+        needs_main_memory: Option<String>,
+    ) -> Result<(), ConfigError> {
+        match needs_main_memory {
+            Some(option) if typed == Some(UpdateKind::Device) => Err(conflict(
+                option,
+                "--update device",
+                "it needs gradients in main memory; give --update host",
+            )),
+            Some(_) => {
+                self.update = UpdateKind::Host;
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Rejects NCCL if this program or the device lacks it.

@@ -14,7 +14,7 @@ use distributed::replica::{ParameterLayout, tensor_hashes};
 use records::{JsonLines, StepHashes, file};
 use sha2::{Digest, Sha256};
 
-use crate::config::TrainConfig;
+use crate::config::{TrainConfig, UpdateKind};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::report::Reporter;
 use crate::run::checkpoint::Progress;
@@ -52,7 +52,7 @@ impl HashRecorder {
         num_steps: u64,
         keeps_course: bool,
     ) -> Option<Self> {
-        let is_on_device = config.sync.updates_on_device(config.num_workers());
+        let is_on_device = config.sync.update == UpdateKind::Device;
         let is_repeatable = staleness(&config.sync.method).is_none() && !is_on_device;
         let lines = directory.and_then(|directory| continued(&directory.file(HASHES), num_steps));
         is_repeatable.then(|| Self {

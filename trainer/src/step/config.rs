@@ -9,6 +9,7 @@ use distributed::watchdog::RankStatus;
 use layers::backend::Computation;
 
 use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncMethod, SyncSection};
+use crate::model::parts::is_within;
 use crate::step::gradient_noise::NoiseBatches;
 use crate::step::host::CustomOptimizer;
 use crate::step::sync_plan::{meets_after, staleness};
@@ -16,9 +17,9 @@ use crate::step::sync_plan::{meets_after, staleness};
 /// The configuration of a rank's steps, without model and data.
 #[derive(Clone, Debug)]
 pub struct StepConfig {
-    /// SGD or AdamW if the device updates, SGD for parameter servers and local SGD.
+    /// SGD for parameter servers and local SGD.
     pub optimizer: OptimizerChoice,
-    /// Factors on the learning rates of parts of the model; not if the device or servers update.
+    /// Factors on the learning rates of parts of the model; not if servers update.
     pub rate_factors: Vec<RateFactor>,
     /// Replaces `optimizer`; only if every step sums all gradients.
     pub custom_optimizer: Option<CustomOptimizer>,
@@ -182,4 +183,14 @@ pub(super) fn spares(rule: &OptimizerChoice, entry: &ParameterEntry) -> bool {
         OptimizerChoice::Custom => None,
     };
     decays == Some(false) && entry.shape.len() <= 1
+}
+
+/// Returns the factor on the learning rate of the parameter at `path`: that of the longest name that
+/// holds it. `depth` is that of the model's [parts](crate::model::parts).
+pub(super) fn rate_factor(factors: &[RateFactor], path: &str, depth: usize) -> f64 {
+    let of_parts = factors
+        .iter()
+        .filter(|factor| is_within(path, &factor.part, depth));
+    let longest = of_parts.max_by_key(|factor| factor.part.len());
+    longest.map_or(1.0, |factor| factor.factor)
 }

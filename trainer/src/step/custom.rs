@@ -15,7 +15,7 @@ use distributed::watchdog::Phase;
 
 use super::config::{Step, StepConfig, StepContext, SyncMode};
 use super::host::HostReplica;
-use super::{Replica, StepEnd, StepOutcome, Stepper};
+use super::{Replica, StepEnd, StepOutcome, Stepper, host_replica};
 use crate::measure::timer::Timer;
 use crate::model::{floats, parts};
 
@@ -33,7 +33,7 @@ impl<M: Module> Stepper<M> {
     ) -> Result<Self> {
         let device = model.devices().into_iter().next();
         let device = device.context("model: expected parameters to train, got none")?;
-        Self::start(model, true, config, communicator, device, |_, _| None)
+        Self::start(model, true, config, communicator, device, host_replica)
     }
 
     /// Begins a step, before its first pass.
@@ -93,7 +93,7 @@ impl<M: Module> Stepper<M> {
     ) -> Result<StepEnd> {
         let (model, host, config) = self.on_host();
         let agreed = host.update(model, &step(context), parts, config, timer)?;
-        self.end(agreed, StepOutcome::Updated, timer)
+        self.end(Some(agreed), StepOutcome::Updated, timer)
     }
 
     /// Checks that an update can be limited to these parts of the model.

@@ -1,6 +1,6 @@
 //! One training step: micro-batches to gradients, and these to parameters.
 //!
-//! A step is made in main memory with the other ranks (`host`), or on the device of a single rank
+//! Gradients are summed and parameters updated in main memory (`host`) or on each rank's device
 //! (`device`).
 //!
 //! In: the loaded samples of one step, its learning rate. Out: a changed model, the outcome,
@@ -40,13 +40,13 @@ use layers::backend::{GradientHook, StatisticsReducer};
 
 use self::config::{Agreed, Step, SyncMode};
 pub use self::config::{Clip, OptimizerState, StepConfig, StepContext};
-use self::device::{DeviceReplica, Output};
+use self::device::{DeviceReplica, FlatPlacement, Output};
 use self::gradient_noise::NoiseSums;
 use self::host::HostReplica;
 pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
-use crate::config::{OnOff, OptimizerChoice, SyncMethod};
+use crate::config::{OnOff, OptimizerChoice, SyncMethod, UpdateKind};
 use crate::measure::metrics::{ScoreSums, StepTraffic};
 use crate::measure::timer::Timer;
 use crate::task::{BatchOf, PassSize, Task, UnreadPass};
@@ -75,14 +75,15 @@ pub struct Stepper<M> {
 #[derive(Debug)]
 enum Replica {
     Host(Box<HostReplica>),
-    /// On the device of the only rank.
+    /// On the device of this rank.
     Device(Box<DeviceReplica>),
 }
 
 /// The end of a step.
 #[derive(Clone, Debug)]
 pub struct StepEnd {
-    /// True if the ranks agreed to stop after the step; identical on all ranks.
+    /// True if the ranks agreed to stop after the step; identical on all ranks. If the device
+    /// updates and no step is skipped, a request comes a step late.
     pub stop: bool,
     /// Samples of all ranks, if the ranks sent headers; otherwise 0.
     pub num_samples: u64,
@@ -123,41 +124,36 @@ impl<M: Module> Stepper<M> {
         communicator: Arc<dyn Communicator>,
         device: &Device,
     ) -> Result<Self> {
-        let is_on_device = config.sync.updates_on_device(communicator.world_size());
         let supports_pass_context = task.supports_pass_context(&model);
-        let device_replica = |config: &StepConfig, model: &M| {
-            is_on_device.then(|| DeviceReplica::new(task, config, model, device))
-        };
-        let device = device.clone().autodiff();
         Self::start(
             model,
             supports_pass_context,
             config,
             communicator,
-            device,
-            device_replica,
+            device.clone().autodiff(),
+            |config, model, communicator| match config.sync.update {
+                UpdateKind::Host => host_replica(config, model, communicator),
+                UpdateKind::Device => {
+                    let replica = DeviceReplica::new(task, config, model, communicator, device)?;
+                    Ok(Replica::Device(Box::new(replica)))
+                }
+            },
         )
     }
 
-    /// As [`new`](Self::new), with the replica of `device_replica`, or else one in main memory.
+    /// As [`new`](Self::new), with the replica that `replica` makes.
     fn start(
         model: M,
         supports_pass_context: bool,
         config: StepConfig,
         communicator: Arc<dyn Communicator>,
         device: Device,
-        device_replica: impl FnOnce(&StepConfig, &M) -> Option<Result<DeviceReplica>>,
+        replica: impl FnOnce(&StepConfig, &M, &Arc<dyn Communicator>) -> Result<Replica>,
     ) -> Result<Self> {
         let model = broadcast_module(model, &*communicator, ROOT)?;
         keep_freed_memory();
-        check(
-            &config,
-            config.sync.updates_on_device(communicator.world_size()),
-        )?;
-        let replica = match device_replica(&config, &model) {
-            Some(replica) => Replica::Device(Box::new(replica?)),
-            None => Replica::Host(Box::new(HostReplica::new(&config, &model, &communicator)?)),
-        };
+        check(&config, communicator.world_size())?;
+        let replica = replica(&config, &model, &communicator)?;
         let mut stepper = Self {
             replica,
             supports_pass_context,
@@ -205,8 +201,7 @@ impl<M: Module> Stepper<M> {
                 device.replay(task, &mut self.model, &loaded.micro_batches, &step, timer);
             if replayed.map_err(|error| self.with_loss_scale_hint(error))? {
                 self.loss_scale.note_good_step();
-                let agreed = self.agreed(&step);
-                return self.end(agreed, StepOutcome::Updated, timer);
+                return self.end(None, StepOutcome::Updated, timer);
             }
         }
         // A forward pass changes norm statistics; a skipped step restores them.
@@ -248,13 +243,12 @@ impl<M: Module> Stepper<M> {
                 updated.map(Some)
             }
             Replica::Device(device) => {
-                let updated = device.update(&mut self.model, &step, self.config.clip, timer);
+                let updated = device.update(&mut self.model, &step, timer);
                 updated.map(|()| None)
             }
         };
         match updated {
             Ok(agreed) => {
-                let agreed = agreed.unwrap_or_else(|| self.agreed(&step));
                 self.loss_scale.note_good_step();
                 self.end(agreed, StepOutcome::Updated, timer)
             }
@@ -264,11 +258,7 @@ impl<M: Module> Stepper<M> {
                     let order = ElementOrder::Module;
                     self.model = replace(self.model.clone(), &self.statistics, order, saved);
                 }
-                let mut agreed = self.agreed(&step);
-                // The losses of compression count only if the gradients are finite.
-                agreed.traffic.input_squared = 0.0;
-                agreed.traffic.error_squared = 0.0;
-                self.end(agreed, outcome, timer)
+                self.end(None, outcome, timer)
             }
         }
     }
@@ -305,17 +295,6 @@ impl<M: Module> Stepper<M> {
             weight_factor: weight_factor.filter(|factor| *factor != 1.0),
             loss_scale: self.loss_scale.factor(),
             can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
-        }
-    }
-
-    /// Returns what the ranks agreed on in the step.
-    fn agreed(&self, step: &Step) -> Agreed {
-        match &self.replica {
-            Replica::Host(host) => host.agreed(),
-            Replica::Device(_) => Agreed {
-                stop: step.context.stop,
-                ..Agreed::default()
-            },
         }
     }
 
@@ -365,9 +344,13 @@ impl<M: Module> Stepper<M> {
         Ok(Some(loss_sum.mul_scalar(factor)))
     }
 
-    fn end(&mut self, agreed: Agreed, outcome: StepOutcome, timer: &Timer) -> Result<StepEnd> {
-        self.traffic.num_steps += 1;
-        self.traffic.total += agreed.traffic;
+    /// Ends a step; `agreed` is what the update returned, or the replica is asked.
+    fn end(
+        &mut self,
+        agreed: Option<Agreed>,
+        outcome: StepOutcome,
+        timer: &Timer,
+    ) -> Result<StepEnd> {
         let scores = match &mut self.replica {
             Replica::Host(host) => {
                 let scores = std::mem::take(&mut host.scores.sums);
@@ -376,6 +359,17 @@ impl<M: Module> Stepper<M> {
             Replica::Device(device) => device.receive(device::MOST_UNREAD, timer),
         };
         let scores = scores.map_err(|error| self.with_loss_scale_hint(error))?;
+        let mut agreed = agreed.unwrap_or_else(|| match &mut self.replica {
+            Replica::Host(host) => host.agreed(),
+            Replica::Device(device) => device.agreed(),
+        });
+        if outcome != StepOutcome::Updated {
+            // The losses of compression count only if the gradients are finite.
+            agreed.traffic.input_squared = 0.0;
+            agreed.traffic.error_squared = 0.0;
+        }
+        self.traffic.num_steps += 1;
+        self.traffic.total += agreed.traffic;
         let counts = !matches!(outcome, StepOutcome::Skipped(_));
         Ok(StepEnd {
             stop: agreed.stop,
@@ -415,6 +409,7 @@ impl<M: Module> Stepper<M> {
 
     /// Waits for the results of all steps so far; returns the scores that [`step`](Self::step) has
     /// not.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// If a loss or gradient in one of them was not finite.
@@ -447,6 +442,14 @@ impl<M: Module> Stepper<M> {
         match &self.replica {
             Replica::Host(host) => host.parameters(&self.model),
             Replica::Device(device) => device.optimizer.parameters().into(),
+        }
+    }
+
+    /// Returns the parameters on the device, flat, if it updates them.
+    fn device_parameters(&self) -> Option<(Tensor<1>, &FlatPlacement)> {
+        match &self.replica {
+            Replica::Host(_) => None,
+            Replica::Device(device) => Some(device.optimizer.flat_parameters()),
         }
     }
 
@@ -541,10 +544,7 @@ impl<M: Module> Stepper<M> {
     /// Describes the route of the gradients to the other ranks.
     pub fn gradient_route(&self) -> &'static str {
         let host = match &self.replica {
-            Replica::Device(device) if device.is_captured() => {
-                return "none, one rank, updated on the device, a step as one recording";
-            }
-            Replica::Device(_) => return "none, one rank, updated on the device",
+            Replica::Device(device) => return device.gradient_route(),
             Replica::Host(_) if self.communicator.world_size() == 1 => return "none, one rank",
             Replica::Host(host) => host,
         };
@@ -595,8 +595,8 @@ impl<M: Module> Stepper<M> {
         Ok(())
     }
 
-    /// Returns true if norm statistics are summed over ranks; a rank that the device updates is the
-    /// only one.
+    /// Returns true if norm statistics are summed over ranks. Several ranks that update on devices
+    /// do not sum them.
     fn syncs_norm(&self) -> bool {
         self.config.sync_batch_norm && self.host().is_some()
     }
@@ -616,8 +616,26 @@ impl<M: Module> Stepper<M> {
     }
 }
 
-/// Checks that the options of `config` do not exclude each other.
-fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
+fn host_replica<M: Module>(
+    config: &StepConfig,
+    model: &M,
+    communicator: &Arc<dyn Communicator>,
+) -> Result<Replica> {
+    let replica = HostReplica::new(config, model, communicator)?;
+    Ok(Replica::Host(Box::new(replica)))
+}
+
+/// Checks that the options of `config` do not exclude each other on `world_size` ranks.
+fn check(config: &StepConfig, world_size: usize) -> Result<()> {
+    let obstacle = config
+        .sync
+        .needs_main_memory(config.sync_batch_norm && world_size > 1);
+    let is_on_device = config.sync.update == UpdateKind::Device;
+    ensure!(
+        !is_on_device || obstacle.is_none() && config.gradient_noise.is_none(),
+        "update: {} needs gradients in main memory, expected UpdateKind::Host",
+        obstacle.unwrap_or_else(|| "gradient_noise".to_owned())
+    );
     let has_servers = matches!(config.sync.method, SyncMethod::ParameterServer { .. });
     let sums_all = matches!(
         config.sync.method,
@@ -628,8 +646,8 @@ fn check(config: &StepConfig, is_on_device: bool) -> Result<()> {
         "optimizer: a custom optimizer updates only in main memory, and only if every step sums all gradients (expected SGD)"
     );
     ensure!(
-        config.rate_factors.is_empty() || !(is_on_device || has_servers),
-        "rate_factors: expected none if the device or servers update, got {:?}",
+        config.rate_factors.is_empty() || !has_servers,
+        "rate_factors: expected none if servers update, got {:?}",
         config.rate_factors
     );
     ensure!(
@@ -659,35 +677,44 @@ mod tests {
             weight_decay: 0.0,
             decay_norm_and_bias: None,
         };
-        let allowed = StepConfig::new(OptimizerChoice::Sgd(sgd), SyncSection::default());
-        check(&allowed, true).unwrap();
-        let mut served = allowed.clone();
+        let host = StepConfig::new(OptimizerChoice::Sgd(sgd), SyncSection::default());
+        let mut allowed = host.clone();
+        allowed.sync.update = UpdateKind::Device;
+        check(&allowed, 2).unwrap();
+        let synced = StepConfig {
+            sync_batch_norm: true,
+            ..allowed.clone()
+        };
+        check(&synced, 1).unwrap();
+        let mut served = host.clone();
         served.sync.method = SyncMethod::ParameterServer {
             servers: 1,
             placement: ServerPlacement::Beside,
             asynchronous: None,
         };
-        check(&served, false).unwrap();
+        check(&served, 2).unwrap();
+        let mut served_on_device = served.clone();
+        served_on_device.sync.update = UpdateKind::Device;
         let factor = RateFactor {
             part: "linear".to_owned(),
             factor: 2.0,
         };
         let custom = CustomOptimizer(burn::optim::SgdConfig::new().init());
-        for (config, is_on_device, expected) in [
+        for (config, expected) in [
+            (synced, "update: --batch-norm sync needs"),
+            (served_on_device, "update: --sync parameter-server needs"),
             (
                 StepConfig {
                     custom_optimizer: Some(custom),
-                    ..allowed.clone()
+                    ..allowed
                 },
-                true,
                 "optimizer: a custom optimizer",
             ),
             (
                 StepConfig {
                     rate_factors: vec![factor],
-                    ..allowed
+                    ..served.clone()
                 },
-                true,
                 "rate_factors: expected none",
             ),
             (
@@ -695,7 +722,6 @@ mod tests {
                     clip: Some(Clip::Norm(1.0)),
                     ..served.clone()
                 },
-                false,
                 "clip, gradient_noise: ",
             ),
             (
@@ -706,11 +732,10 @@ mod tests {
                     },
                     ..served
                 },
-                false,
                 "support only SGD",
             ),
         ] {
-            let error = check(&config, is_on_device).unwrap_err().to_string();
+            let error = check(&config, 2).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -793,50 +793,57 @@ fn the_device_decides_who_makes_its_images_and_where_it_is_updated_unless_told()
 }
 
 #[test]
-fn a_rank_is_updated_on_its_device_only_where_it_has_nobody_to_meet() {
+fn devices_update_except_with_an_option_that_needs_main_memory_which_is_refused_if_both_are_typed()
+{
     let on_device = |flags: &str, world_size| {
-        let config = resolved_for(
+        resolved_for(
             &format!("--device flex --update device {flags}"),
             world_size,
         )
-        .unwrap();
-        config.sync.updates_on_device(world_size)
     };
-    assert!(on_device("", 1) && on_device("--reduction ring", 1));
-    assert!(!resolved("--device flex").sync.updates_on_device(1));
-    assert!(!on_device("", 2));
+    assert_eq!(resolved("--device flex").sync.update, UpdateKind::Host);
     for flags in [
+        "",
+        "--reduction ring",
+        "--optimizer adamw",
+        "--optimizer lars",
+        "--optimizer lamb",
+        "--ema-decay 0.9",
+        "--learning-rate-factors conv1=0.5",
+        "--clip-grad-norm 1",
+    ] {
+        for world_size in [1, 4] {
+            let config = on_device(flags, world_size).unwrap();
+            assert_eq!(config.sync.update, UpdateKind::Device, "{flags}");
+            assert_eq!(config.kept_from_device(), None);
+        }
+    }
+    on_device("--batch-norm sync", 1).unwrap();
+    for flags in [
+        "--batch-norm sync",
         "--compress bf16",
+        "--gradient-noise",
         "--reduction exact",
         "--sync local-sgd",
         "--sync parameter-server",
     ] {
-        assert!(!on_device(flags, 1), "{flags}");
-    }
-    let averaged = "--device flex --update device --ema-decay 0.9";
-    let error = resolved_for(averaged, 1).unwrap_err().to_string();
-    assert!(
-        error.contains("--ema-decay contradicts --update device")
-            && error.contains("--update host"),
-        "{error}"
-    );
-    assert!(resolved_for(averaged, 2).is_ok());
-    assert!(on_device("--optimizer adamw", 1));
-    for name in ["lars", "lamb"] {
-        let error = resolved_for(
-            &format!("--device flex --update device --optimizer {name}"),
-            1,
-        )
-        .unwrap_err()
-        .to_string();
+        let error = on_device(flags, 2).unwrap_err().to_string();
         assert!(
-            error.contains(&format!("--optimizer {name} contradicts --update device")),
+            error.starts_with(&format!("{flags} contradicts --update device"))
+                && error.contains("give --update host"),
             "{error}"
         );
-        assert!(
-            error.contains("sgd or adamw; give --update host"),
-            "{error}"
-        );
+        // If only the device asks for it, the run continues in main memory and says why.
+        let on_cpu = resolved_for(&format!("--device flex {flags}"), 2).unwrap();
+        let mut saved = serde_json::to_value(&on_cpu).unwrap();
+        saved["flags"]["compute"]["device"] = "cuda".into();
+        saved["flags"]["sync"]
+            .as_object_mut()
+            .unwrap()
+            .remove("update");
+        let config: TrainConfig = serde_json::from_value(saved).unwrap();
+        assert_eq!(config.sync.update, UpdateKind::Host, "{flags}");
+        assert_eq!(config.kept_from_device().as_deref(), Some(flags));
     }
 }
 
@@ -933,7 +940,7 @@ fn a_measurement_refuses_what_its_step_would_not_do() {
         bench_config(&format!("trainer bench --device flex {flags}"), world_size).unwrap()
     };
     let on_device = bench("--update device", 1);
-    assert!(on_device.sync.updates_on_device(1));
+    assert_eq!(on_device.sync.update, UpdateKind::Device);
     let predicted = bench("--simulate-network 10gbe", 1);
     assert_eq!(predicted.sync.update, UpdateKind::Host);
     let recomputed = bench("--recompute norms --dtype bf16", 1);
@@ -1036,7 +1043,7 @@ fn the_hash_ignores_what_differs_between_machines_and_nothing_else() {
     let cifar = "--dataset cifar10 --data-dir";
     assert_eq!(
         hash(""),
-        hash("--threads 2 --loader-threads 3 --output-dir o --input device --update device")
+        hash("--threads 2 --loader-threads 3 --output-dir o --input device")
     );
     assert_eq!(
         hash(&format!("{cifar} a")),

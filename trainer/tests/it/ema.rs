@@ -104,14 +104,22 @@ fn a_resumed_run_goes_on_with_the_bits_of_the_average_and_of_the_parameters() {
 }
 
 #[test]
-fn an_average_where_the_device_updates_is_refused_with_the_remedy() {
-    let run = Run::in_new_directory();
-    let error = run
-        .again()
-        .try_go(1, &averaging("--device flex --update device"))
-        .unwrap_err();
+fn an_average_on_the_device_is_that_in_main_memory_and_survives_a_resume_there() {
+    let loss = |run: &Run| run.last_record().test.unwrap().loss;
+    let on_device = |more: &str| averaging(&format!("--device flex --update device {more}"));
+    let [host, device] = [averaging(""), on_device("")].map(|args| run(2, &args));
     assert!(
-        format!("{error:#}").contains("--ema-decay contradicts --update device")
-            && !run.directory().exists()
+        (loss(&device) / loss(&host) - 1.0).abs() < 1e-3,
+        "{} and {}",
+        loss(&device),
+        loss(&host)
+    );
+    let stopped = Run::in_new_directory()
+        .stopping_after(3)
+        .go(2, &on_device(""));
+    let resumed = stopped.again().go(2, &on_device("--resume"));
+    assert_eq!(
+        (resumed.parameter_hash(), loss(&resumed)),
+        (device.parameter_hash(), loss(&device))
     );
 }

@@ -402,9 +402,8 @@ fn equal_weights_of_any_size_are_as_good_as_none_whichever_way_ranks_synchronise
         "--cpu portable",
         "--mixup 0.4",
     ] {
-        let world_size = if method.contains("device") { 1 } else { 3 };
         let parameters = |weights: &str| {
-            let run = run(world_size, &tiny(&format!("{method} --epochs 1 {weights}")));
+            let run = run(3, &tiny(&format!("{method} --epochs 1 {weights}")));
             let model = &run.outcomes()[ROOT].model;
             (
                 read(model, &ParameterLayout::new(model)),

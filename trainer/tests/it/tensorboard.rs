@@ -50,6 +50,7 @@ fn gradients_are_shown_of_the_last_step_of_an_epoch_or_of_every_n_steps() {
         (2, "--sync local-sgd --every 3"),
         (2, "--sync post-local-sgd --every 2 --from-step 6"),
         (1, "--update device"),
+        (2, "--update device"),
     ] {
         let with = format!("--device flex {sync}");
         assert_eq!(num_gradients(&events(world_size, &with)), 2, "{with}");

@@ -3,19 +3,24 @@
 
 use std::sync::Arc;
 
-use crate::fixture::{TINY, flags, run};
+use crate::fixture::{Run, TINY, flags, run};
+#[cfg(feature = "wgpu")]
+use crate::stepper_under_test::State;
 use crate::stepper_under_test::{
     SGD, StepperUnderTest, one_shard, resnet8, step_config, with_bad_pixel,
 };
-use burn::tensor::{Device, Tensor};
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Activations, Computation, ResNetConfig};
-use datasets::{Augment, LoadedStep, Targets};
+use datasets::{Augment, LoadedStep, ShardConfig, Targets};
 use distributed::communicator::SingleCommunicator;
 use distributed::replica::{ParameterLayout, read};
+use distributed::{Communicator, run_ranks};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{
-    AdamConfig, LossScaling, OptimizerChoice, SgdConfig, SyncSection, UpdateKind,
+    AdamConfig, LossScaling, OptimizerChoice, RateFactor, SgdConfig, SyncSection, UpdateKind,
 };
+use trainer::model::ImageClassifier;
 use trainer::model::loss::{CrossEntropy, Loss};
 use trainer::step::OptimizerState;
 use trainer::step::{Clip, StepConfig, StepOutcome};
@@ -38,6 +43,14 @@ const ADAM: AdamConfig = AdamConfig {
     epsilon: 1e-3,
     weight_decay: 0.01,
     decay_norm_and_bias: Some(true),
+};
+
+const LARS: OptimizerChoice = OptimizerChoice::Lars {
+    sgd: SgdConfig {
+        decay_norm_and_bias: Some(false),
+        ..DECAYING
+    },
+    trust_coefficient: 0.1,
 };
 
 /// Five steps of eight images in micro-batches of three.
@@ -371,21 +384,230 @@ fn a_whole_run_has_the_records_of_the_host_and_goes_on_from_its_checkpoints_to_t
     }
 }
 
+/// A network without kinks: at the kink of a rectifier a rounding error changes whole gradients.
+#[derive(Module, Debug)]
+struct Smooth {
+    first: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+    second: Param<Tensor<2>>,
+}
+
+impl Smooth {
+    fn new(device: &Device) -> Self {
+        let device = device.clone().autodiff();
+        let waves = |len: usize| {
+            let values = (0..len).map(|index| 0.05 * (index as f32 * 0.7).sin());
+            Tensor::<1>::from_data(TensorData::new(values.collect(), [len]), &device)
+        };
+        Self {
+            first: Param::from_tensor(waves(3072 * 8).reshape([3072, 8])),
+            bias: Param::from_tensor(waves(8)),
+            second: Param::from_tensor(waves(80).reshape([8, 10])),
+        }
+    }
+}
+
+impl ImageClassifier for Smooth {
+    fn forward(&self, images: Tensor<4>) -> Tensor<2> {
+        let hidden = images.flatten::<2>(1, 3).matmul(self.first.val());
+        (hidden + self.bias.val().unsqueeze())
+            .tanh()
+            .matmul(self.second.val())
+    }
+}
+
+/// Four steps of four images per rank in two passes, a short step of three images, and two full
+/// ones. Of four ranks one has no sample in the short step.
+fn steps_of_rank(rank: usize, world_size: usize) -> Vec<LoadedStep> {
+    let shard = ShardConfig {
+        shard_index: rank,
+        num_shards: world_size,
+        ..one_shard(4 * 4 * world_size + 3, 4 * world_size)
+    };
+    let steps = crate::stepper_under_test::steps(shard, 2, Augment::None);
+    [&steps[..], &steps[..2]].concat()
+}
+
+/// Trains on ranks that are threads. Asserts that all ranks have equal bits after every step.
+/// Returns parameters and moments.
+fn course_of_ranks(config: &StepConfig, device: &Device, world_size: usize) -> [Vec<f32>; 2] {
+    let of_ranks = run_ranks(world_size, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let rank = communicator.rank();
+        let model = Smooth::new(device);
+        let mut stepper = StepperUnderTest::new(model, config.clone(), communicator, device);
+        let mut states = Vec::new();
+        for (index, loaded) in steps_of_rank(rank, world_size).into_iter().enumerate() {
+            stepper.step(index, loaded).unwrap();
+            states.push(stepper.state());
+        }
+        stepper.wait().unwrap();
+        let moments = stepper.optimizer_state().moments;
+        (states, [stepper.parameters().to_vec(), moments])
+    });
+    let mut of_ranks = of_ranks.into_iter();
+    let (states, values) = of_ranks.next().unwrap();
+    assert!(of_ranks.all(|(other, _)| other == states), "ranks differ");
+    values
+}
+
 #[test]
-fn ranks_that_meet_others_do_so_in_main_memory() {
-    let hash = |world_size, options: &str| run(world_size, &tiny(options)).parameter_hash();
-    for (world_size, options) in [
-        (2, ""),
-        (1, "--reduction exact"),
-        (1, "--compress bf16"),
-        (1, "--sync local-sgd"),
-    ] {
-        let on_device = format!("{options} --update device");
-        assert_eq!(
-            hash(world_size, options),
-            hash(world_size, &on_device),
-            "{world_size} ranks {options}"
+fn ranks_on_devices_have_equal_bits_after_each_step_and_train_as_in_main_memory() {
+    type Change = fn(&mut StepConfig);
+    let cases: [(&str, Change); 9] = [
+        ("sgd", |_| {}),
+        ("adamw, clipped", |config| {
+            config.optimizer = OptimizerChoice::Adamw(ADAM);
+            config.clip = Some(Clip::Norm(0.5));
+        }),
+        ("lars, decay of weights", |config| config.optimizer = LARS),
+        ("lars with nesterov, no decay", |config| {
+            config.optimizer = OptimizerChoice::Lars {
+                sgd: SgdConfig {
+                    nesterov: true,
+                    weight_decay: 0.0,
+                    ..DECAYING
+                },
+                trust_coefficient: 0.1,
+            };
+        }),
+        ("lamb", |config| {
+            config.optimizer = OptimizerChoice::Lamb(ADAM)
+        }),
+        ("lamb, decay of weights", |config| {
+            config.optimizer = OptimizerChoice::Lamb(AdamConfig {
+                decay_norm_and_bias: Some(false),
+                ..ADAM
+            });
+        }),
+        ("rates of parts", |config| {
+            let factor = |part: &str, factor| RateFactor {
+                part: part.to_owned(),
+                factor,
+            };
+            config.rate_factors = vec![factor("first", 0.5), factor("second", 3.0)];
+        }),
+        ("scaled, clipped by value", |config| {
+            config.loss_scale = LossScaling::Fixed(4096);
+            config.clip = Some(Clip::Value(0.003));
+        }),
+        ("judged before the update", |config| {
+            config.skips_non_finite = true;
+        }),
+    ];
+    for (what, change) in cases {
+        for world_size in [1, 2, 4] {
+            let [host, on_device] = [UpdateKind::Host, UpdateKind::Device].map(|update| {
+                let mut config = config(update);
+                change(&mut config);
+                course_of_ranks(&config, &Device::flex(), world_size)
+            });
+            for (index, name) in ["parameters", "moments"].into_iter().enumerate() {
+                let what = format!("{what}, {world_size} ranks: {name}");
+                assert_close(&what, [&host[index], &on_device[index]]);
+            }
+        }
+    }
+}
+
+/// Calls `act` with the stepper of each of two ranks that update on the device.
+fn on_two_ranks<T: Send>(
+    config: &StepConfig,
+    act: impl Fn(usize, &mut StepperUnderTest, Vec<LoadedStep>) -> T + Send + Sync,
+) -> Vec<T> {
+    run_ranks(2, |communicator| {
+        let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+        let rank = communicator.rank();
+        let device = Device::flex();
+        let mut stepper =
+            StepperUnderTest::new(resnet8(&device), config.clone(), communicator, &device);
+        act(rank, &mut stepper, steps_of_rank(rank, 2))
+    })
+}
+
+#[test]
+fn a_value_that_is_not_finite_on_one_rank_ends_all_ranks_at_the_same_step_and_names_the_rank() {
+    let texts = on_two_ranks(&config(UpdateKind::Device), |rank, stepper, steps| {
+        let mut steps = steps.into_iter();
+        let mut first = steps.next().unwrap();
+        if rank == 1 {
+            first = with_bad_pixel(first, f32::NAN);
+        }
+        stepper.step(0, first).unwrap();
+        format!("{:#}", stepper.step(1, steps.next().unwrap()).unwrap_err())
+    });
+    assert_eq!(texts[0], texts[1]);
+    assert!(
+        texts[0].contains("step 1: non-finite loss") && texts[0].contains("on rank 1"),
+        "{}",
+        texts[0]
+    );
+}
+
+#[test]
+fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all_without_a_trace() {
+    let skipping = StepConfig {
+        skips_non_finite: true,
+        ..config(UpdateKind::Device)
+    };
+    on_two_ranks(&skipping, |rank, stepper, steps| {
+        let mut steps = steps.into_iter();
+        stepper.step(0, steps.next().unwrap()).unwrap();
+        let before = stepper.state();
+        let mut second = steps.next().unwrap();
+        if rank == 1 {
+            second = with_bad_pixel(second, f32::INFINITY);
+        }
+        let end = stepper.step(1, second).unwrap();
+        assert!(
+            matches!(&end.outcome, StepOutcome::Skipped(reason) if reason.contains("on rank 1")),
+            "{end:?}"
         );
+        assert_eq!((stepper.state() == before, end.scores), (true, None));
+        let third = stepper.step(2, steps.next().unwrap()).unwrap();
+        assert_eq!(third.outcome, StepOutcome::Updated);
+    });
+}
+
+#[test]
+fn ranks_that_took_different_steps_end_together() {
+    let texts = on_two_ranks(&config(UpdateKind::Device), |rank, stepper, mut steps| {
+        // This step has three samples.
+        let own = if rank == 1 { 4 } else { 0 };
+        stepper.step(0, steps.swap_remove(own)).unwrap();
+        stepper.wait().unwrap_err().to_string()
+    });
+    assert!(
+        texts.iter().all(|text| text.contains("ranks diverged")),
+        "{texts:?}"
+    );
+}
+
+#[test]
+fn ranks_on_devices_stop_together_and_resume_on_any_number_of_ranks_and_in_main_memory() {
+    let on =
+        |update: &str, more: &str| tiny(&format!("--learning-rate 0.01 --update {update} {more}"));
+    let on_device = |more: &str| on("device", more);
+    let whole = run(2, &on_device(""));
+    let stopped = Run::in_new_directory()
+        .stopping_on(1, 1)
+        .go(2, &on_device(""));
+    let steps = stopped.outcomes().iter();
+    let steps: Vec<u64> = steps.map(|outcome| outcome.progress.step).collect();
+    assert_eq!(steps, [2, 2], "a request comes a step late");
+    let saved = stopped.with_checkpoint_alone(2);
+    let resumed = stopped.again().go(2, &on_device("--resume"));
+    assert_eq!(resumed.parameter_hash(), whole.parameter_hash());
+    let loss = |run: &Run| run.last_record().test.unwrap().loss;
+    let in_memory = saved
+        .with_checkpoint_alone(2)
+        .go(2, &on("host", "--resume"));
+    let losses = [loss(&in_memory), loss(&whole)];
+    assert!((losses[0] / losses[1] - 1.0).abs() < 1e-2, "{losses:?}");
+    for world_size in [1, 4] {
+        let copy = saved.with_checkpoint_alone(2);
+        let resumed = copy.go(world_size, &on_device("--resume"));
+        assert_eq!(resumed.last_record().step, 6);
     }
 }
 
@@ -406,15 +628,35 @@ mod second_opinion {
 #[cfg(feature = "wgpu")]
 mod captured {
     use super::*;
+    use std::sync::Mutex;
+
     use burn::tensor::DeviceKind;
 
-    /// Parameters, moments, norm statistics and losses.
-    fn course(optimizer: OptimizerChoice, device: &Device, records: bool) -> [Vec<f32>; 4] {
+    /// Held by a test, since the switches belong to the process.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    fn captures(records: bool) {
         layers::backend::Switches {
             no_capture: !records,
             ..Default::default()
         }
         .apply();
+    }
+
+    /// Returns a software Vulkan or a GPU, if there is one.
+    fn device() -> Option<Device> {
+        if burn_cubecl::CubeDevice::enumerate_all().is_empty() {
+            eprintln!(
+                "NOT CHECKED: recorded steps, for want of an adapter; Debian's mesa-vulkan-drivers brings a software Vulkan"
+            );
+            return None;
+        }
+        Some(Device::wgpu(DeviceKind::DefaultDevice))
+    }
+
+    /// Parameters, moments, norm statistics and losses.
+    fn course(optimizer: OptimizerChoice, device: &Device, records: bool) -> [Vec<f32>; 4] {
+        captures(records);
         let config = StepConfig {
             optimizer,
             ..config(UpdateKind::Device)
@@ -454,13 +696,8 @@ mod captured {
 
     #[test]
     fn a_recorded_step_is_that_step_at_any_rate_with_others_and_other_sizes_between() {
-        if burn_cubecl::CubeDevice::enumerate_all().is_empty() {
-            eprintln!(
-                "NOT CHECKED: recorded steps, for want of an adapter; Debian's mesa-vulkan-drivers brings a software Vulkan"
-            );
-            return;
-        }
-        let device = Device::wgpu(DeviceKind::DefaultDevice);
+        let _turn = TURN.lock();
+        let Some(device) = device() else { return };
         for optimizer in [OptimizerChoice::Sgd(DECAYING), OptimizerChoice::Adamw(ADAM)] {
             let [plain, recorded] =
                 [false, true].map(|records| course(optimizer, &device, records));
@@ -471,6 +708,71 @@ mod captured {
                 assert_close(
                     &format!("{optimizer:?}: {name}"),
                     [&plain[index], &recorded[index]],
+                );
+            }
+        }
+    }
+
+    /// Returns the bits of two ranks that train on one device, after each step.
+    fn course_of_two(config: &StepConfig, device: &Device, records: bool) -> Vec<Vec<State>> {
+        captures(records);
+        run_ranks(2, |communicator| {
+            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+            let rank = communicator.rank();
+            let mut stepper =
+                StepperUnderTest::new(resnet8(device), config.clone(), communicator, device);
+            // In the short last step of an epoch rank 0 has no sample.
+            let shard = ShardConfig {
+                shard_index: rank,
+                num_shards: 2,
+                ..one_shard(6 * 4 + 1, 4)
+            };
+            let epoch = crate::stepper_under_test::steps(shard, 2, Augment::None);
+            let steps = [epoch.clone(), epoch].concat();
+            let states = steps.into_iter().enumerate().map(|(index, loaded)| {
+                stepper.step(index, loaded).unwrap();
+                stepper.wait().unwrap();
+                stepper.state()
+            });
+            let states: Vec<State> = states.collect();
+            assert_eq!(stepper.gradient_route().contains("recordings"), records);
+            states
+        })
+    }
+
+    #[test]
+    fn recorded_steps_of_two_ranks_are_those_steps_and_have_equal_bits_on_both() {
+        let _turn = TURN.lock();
+        let Some(device) = device() else { return };
+        for (optimizer, clip) in [
+            (OptimizerChoice::Sgd(DECAYING), None),
+            (LARS, Some(Clip::Norm(0.5))),
+        ] {
+            let config = StepConfig {
+                optimizer,
+                clip,
+                ..config(UpdateKind::Device)
+            };
+            let [plain, recorded] =
+                [false, true].map(|records| course_of_two(&config, &device, records));
+            for of_ranks in [&plain, &recorded] {
+                for (step, (one, other)) in of_ranks[0].iter().zip(&of_ranks[1]).enumerate() {
+                    // Norm statistics are those of each rank.
+                    assert_eq!(one.0[..2], other.0[..2], "step {step}");
+                }
+            }
+            let floats = |states: &[State], place: usize| -> Vec<f32> {
+                let bits = states.last().unwrap().0[place].iter();
+                bits.map(|bits| f32::from_bits(*bits)).collect()
+            };
+            for (place, name) in ["parameters", "moments", "norm statistics"]
+                .into_iter()
+                .enumerate()
+            {
+                let of = |course: &[Vec<State>]| floats(&course[1], place);
+                assert_close(
+                    &format!("{optimizer:?}: {name}"),
+                    [&of(&plain), &of(&recorded)],
                 );
             }
         }

@@ -169,7 +169,7 @@ choices! {
     UpdateKind {
         /// In main memory, by Lockstep's own kernel.
         Host,
-        /// On the device, for one rank; results are read one step later. Several ranks: as host.
+        /// On the device of each rank; results are read one step later.
         Device,
     }
 

@@ -37,7 +37,7 @@ pub struct SyncArgs {
     #[arg(long, value_name = "MIB")]
     pub bucket_mib: Option<f64>,
 
-    /// Place where a single rank updates its parameters [default: device for cuda, else host]
+    /// Place where gradients become parameters [default: device for cuda if possible, else host]
     #[arg(long, value_name = "WHERE")]
     pub update: Option<UpdateKind>,
 

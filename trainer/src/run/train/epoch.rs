@@ -49,7 +49,7 @@ struct Epoch<'a, T: Task> {
     own: ScoreSums,
     /// Scores of all ranks in earlier sessions of this epoch.
     earlier: ScoreSums,
-    /// Scores of the last step whose results are known.
+    /// Scores of the last step whose results are known; `None` before the first step.
     last_scores: Option<ScoreSums>,
     /// Present from the first step in which ranks run independently.
     vote: Option<StopVote<'a>>,
@@ -161,17 +161,19 @@ impl<'run, T: Task> Training<'run, T> {
     ) -> Result<()> {
         let session = self.session;
         let config = session.config;
-        // What is printed, saved or hashed must be complete; otherwise a device is not waited for.
-        let should_log = (self.progress.step_in_epoch + 1)
-            .is_multiple_of(config.run.log_every_steps)
-            || session.reporter.is_step_due();
+        let is_log_step =
+            (self.progress.step_in_epoch + 1).is_multiple_of(config.run.log_every_steps);
+        // By root's clock, for which no rank waits: the line has the last known results.
+        let should_log = is_log_step || session.reporter.is_step_due();
         // An average that only a stop causes is not part of what a repetition computes.
         let is_forced = !due.checkpoint
             && !due.end
             && context.must_sync
             && averages_early(&config.sync.method, config.num_workers(), context.step);
         let is_hashed = !is_forced && HashRecorder::is_due(&self.hashes, &self.progress);
-        let must_be_complete = should_log
+        // What is saved or hashed must be complete; otherwise a device is not waited for. Equal on
+        // all ranks, as they wait together.
+        let must_be_complete = is_log_step
             || due.checkpoint
             || due.end
             || is_hashed
@@ -323,8 +325,9 @@ impl<'run, T: Task> Training<'run, T> {
     }
 
     /// Adds the scores that became known with a step. Waits for those of the step itself if they
-    /// `must_be_complete` or none are known yet. Returns the scores of the last step whose results
+    /// `must_be_complete` and after the first step. Returns the scores of the last step whose results
     /// are known now.
+    /// Collective: all ranks.
     fn add_scores(
         &mut self,
         epoch: &mut Epoch<'_, T>,
@@ -338,7 +341,8 @@ impl<'run, T: Task> Training<'run, T> {
             epoch.own += rest.clone().unwrap_or_default();
             scores = rest.or(scores);
         }
-        epoch.last_scores = scores.clone().or(epoch.last_scores.take());
+        let last = scores.clone().or(epoch.last_scores.take());
+        epoch.last_scores = Some(last.unwrap_or_default());
         Ok(scores)
     }
 
@@ -371,7 +375,7 @@ impl<'run, T: Task> Training<'run, T> {
         match (outcome, on_non_finite) {
             (StepOutcome::Updated, _) => {
                 if let Some(ema) = &mut self.ema {
-                    ema.update(&self.stepper.parameters());
+                    ema.update(&self.stepper);
                 }
             }
             (StepOutcome::Overflowed(scale), _) if scale.num_overflows().is_power_of_two() => {

@@ -84,9 +84,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         session.directory,
         config.run.keep_checkpoints,
     );
-    let mut ema = session
-        .ema_decay
-        .map(|decay| Ema::new(decay, stepper.parameters().into_owned()));
+    let mut ema = session.ema_decay.map(|decay| Ema::new(decay, &stepper));
     let mut progress = if config.resume {
         resume(&checkpointer, &mut stepper, ema.as_mut(), session)?
     } else {
@@ -112,7 +110,10 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
         directory.begin(config, session.manifest, true)?;
     }
     let hashes = HashRecorder::of_run(config, session.directory, progress.step, keeps_course);
-    reporter.detail(&format!("gradients {}", stepper.gradient_route()));
+    let kept_from_device = config.kept_from_device();
+    let reason = kept_from_device.map(|option| format!(", as {option} needs main memory"));
+    let reason = reason.unwrap_or_default();
+    reporter.detail(&format!("gradients {}{reason}", stepper.gradient_route()));
     warnings.extend(vain_compression(&config.sync.method, || {
         stepper.reduction_state()
     }));

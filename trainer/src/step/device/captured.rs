@@ -1,5 +1,6 @@
-//! A whole step of a device, captured once and replayed: a small network's step is hundreds of
-//! launches, each of which costs the CPU more than the GPU.
+//! A step of a device, captured once and replayed: a small network's step is hundreds of launches,
+//! each of which costs the CPU more than the GPU. One rank captures the whole step. Several capture
+//! its two parts, around a sum that no capture can contain.
 //!
 //! In: a model, its optimizer on the device, batches. Out: steps of the captured shape.
 //! Invariant: whatever a replay reads and writes stays where it lies: the batch, the update's
@@ -19,9 +20,9 @@ use layers::backend::{Computation, Switches, overwrite};
 
 use super::optimizer::DeviceOptimizer;
 use super::placement::ORDER;
-use super::{DeviceReplica, Output, UnreadStep, clipped};
+use super::{DeviceReplica, Output, TAIL, UnreadStep, mean_and_facts, tail};
 use crate::measure::timer::Timer;
-use crate::step::config::{Clip, Step, StepConfig};
+use crate::step::config::{Step, StepConfig};
 use crate::task::{BatchOf, PassSize, Task};
 
 /// Steps of one shape before a step is captured: by then its kernels are chosen and compiled.
@@ -30,7 +31,6 @@ const STEPS_BEFORE: usize = 3;
 /// The captured step of a training, if there is one, and the conditions to use it.
 #[derive(Debug)]
 pub(super) struct Capture {
-    clip: Option<Clip>,
     computation: Computation,
     /// False once the device or the batches turned out not to allow it.
     is_possible: bool,
@@ -44,7 +44,6 @@ impl Capture {
         // A device without its own memory launches no kernels.
         let is_possible = !Switches::current().no_capture && device.memory_pool_usage().is_some();
         is_possible.then(|| Self {
-            clip: config.clip,
             computation: config.computation,
             is_possible,
             shapes: Shapes::default(),
@@ -96,6 +95,7 @@ impl Capture {
             && !step.can_skip
             && step.loss_scale == 1
             && !step.context.keeps_gradients
+            && !step.context.stop
             && step.num_own > 0
             && task.is_recordable(model);
         let [MicroBatch { batch, .. }] = batches else {
@@ -122,16 +122,16 @@ impl Capture {
             // Ahead of the capture, as it takes as much memory.
             self.captured = None;
             // No thread may read while the device captures.
-            replica.settle(timer)?;
-            self.captured = CapturedTraining::capture(
-                model,
-                &mut replica.optimizer,
-                self.clip,
+            replica.read_back(0)?;
+            let steps = Captures {
                 task,
-                (key, batch, &inputs),
-                self.computation,
-                step,
-            );
+                batch,
+                inputs: &inputs,
+                computation: self.computation,
+                is_whole: replica.sum.is_capturable(),
+            };
+            let optimizer = &mut replica.optimizer;
+            self.captured = CapturedTraining::capture(model, optimizer, steps, key, step);
             self.is_possible = self.captured.is_some();
         }
         let captured = match &mut self.captured {
@@ -144,18 +144,27 @@ impl Capture {
         };
         captured.enter(model, &mut replica.optimizer);
         let scalars = replica.optimizer.next_scalars(step.context.learning_rate);
-        let made = captured.replay(inputs, scalars);
+        let mut given = captured.give(inputs, scalars);
+        let made = match &mut captured.graphs {
+            Graphs::Whole(graph) => {
+                let (passed, facts, _) = graph.replay();
+                (passed.copied(), copied(facts.clone()))
+            }
+            Graphs::Parts(parts) => {
+                let passed = parts.passes.replay().0.copied();
+                let sum = replica.summed(passed.own.clone(), timer)?;
+                given.push(overwrite(&parts.sum, sum));
+                (passed, copied(parts.update.replay().0.clone()))
+            }
+        };
+        drop(given);
+        let (passed, facts) = made;
         let output = Output {
-            read: made.read,
-            loss_sum: made.loss_sum,
+            read: passed.read,
+            loss_sum: passed.loss_sum,
             size: PassSize::of(&batches[0]),
         };
-        replica.unread = Some(UnreadStep {
-            step: step.context.step,
-            outputs: vec![output],
-            zero: made.zero,
-            gradient: made.gradient,
-        });
+        replica.unread = Some(UnreadStep::new(step, passed.own, vec![output], facts));
         Ok(true)
     }
 
@@ -202,15 +211,123 @@ impl Shapes {
     }
 }
 
-/// The results of a step, in tensors that no other step uses.
+/// The results of a step's passes.
 #[derive(Clone, Debug)]
-struct Made {
+struct Passed {
     /// As [`Task::to_read`] returned them.
     read: Vec<Tensor<1>>,
     loss_sum: Tensor<1>,
-    /// As [`clipped`] makes it.
-    zero: Tensor<1>,
-    gradient: Tensor<1>,
+    /// This rank's gradient with its tail.
+    own: Tensor<1>,
+}
+
+impl Passed {
+    /// Copies the results to tensors that no other step uses.
+    fn copied(&self) -> Self {
+        Self {
+            read: self.read.iter().cloned().map(copied).collect(),
+            loss_sum: copied(self.loss_sum.clone()),
+            own: copied(self.own.clone()),
+        }
+    }
+}
+
+/// Tensors that a captured step writes, kept until they are written.
+type Written = Vec<Tensor<1>>;
+
+/// The captured step.
+#[derive(Debug)]
+enum Graphs {
+    /// From the batch to the parameters; the tensor has the facts.
+    Whole(Box<CapturedStep<(Passed, Tensor<1>, Written)>>),
+    Parts(Box<Parts>),
+}
+
+/// The parts of a captured step before and after the sum over ranks.
+#[derive(Debug)]
+struct Parts {
+    /// From the batch to this rank's gradient.
+    passes: CapturedStep<(Passed, Written)>,
+    /// The sum over all ranks, which `update` reads.
+    sum: Tensor<1>,
+    /// From the sum to the facts and the parameters.
+    update: CapturedStep<(Tensor<1>, Written)>,
+}
+
+/// What a capture consists of, besides model and optimizer.
+struct Captures<'a, T: Task> {
+    task: &'a Arc<T>,
+    batch: &'a BatchOf<T>,
+    inputs: &'a [Tensor<1>],
+    computation: Computation,
+    /// True if one capture contains the whole step.
+    is_whole: bool,
+}
+
+/// A step on tensors that stay where they are.
+struct FixedStep<T: Task> {
+    task: Arc<T>,
+    model: T::Model,
+    optimizer: DeviceOptimizer,
+    computation: Computation,
+    batch: BatchOf<T>,
+    inputs: Vec<Tensor<1>>,
+    layout: ParameterLayout,
+    statistics: Vec<Tensor<1>>,
+    scalars: Vec<Tensor<1>>,
+    weight_factor: Option<f64>,
+    divisor: f64,
+    num_samples: usize,
+}
+
+impl<T: Task> FixedStep<T> {
+    /// Computes the gradient of the batch and changes the norm statistics.
+    fn passes(&self) -> (Passed, Written) {
+        let model = placed(
+            self.model.clone(),
+            &self.optimizer,
+            &self.layout,
+            &self.statistics,
+        );
+        let inputs = self.inputs.iter().cloned().map(Tensor::from_inner);
+        let batch = self.batch.with_flat(inputs.collect());
+        let (read, loss_sum) = PassContext::from(self.computation).scope(|| {
+            let outputs = self
+                .task
+                .forward(&model, &batch)
+                .expect("earlier steps of this shape have run");
+            let loss_sum = self.task.loss_sum(&outputs, &batch);
+            (self.task.to_read(&outputs, &batch), loss_sum)
+        });
+        let weighted = match self.weight_factor {
+            Some(factor) => loss_sum.clone().mul_scalar(factor),
+            None => loss_sum.clone(),
+        };
+        let mean = weighted.mul_scalar(1.0 / self.divisor);
+        let placement = self.optimizer.placement();
+        let gradients = take_gradients(&model, placement.layout(), ORDER, mean.backward());
+        let loss_sum = loss_sum.inner();
+        let tail = tail(loss_sum.clone(), self.num_samples, false);
+        let new = tensors(&model, &self.layout, ORDER);
+        let statistics = self.statistics.iter().zip(new);
+        let passed = Passed {
+            read: read.into_iter().map(Tensor::inner).collect(),
+            loss_sum,
+            own: placement.joined(gradients, tail),
+        };
+        let written = statistics.map(|(at, new)| overwrite(at, new));
+        (passed, written.collect())
+    }
+
+    /// Changes the parameters by a gradient that was summed over all ranks; returns the facts.
+    fn update(&self, sum: Tensor<1>) -> (Tensor<1>, Written) {
+        let mut optimizer = self.optimizer.clone();
+        let (mean, facts) = mean_and_facts(&optimizer, sum, 1);
+        optimizer.update_by(|index, tensor| tensor * self.scalars[index].clone(), mean);
+        let flat = self.optimizer.flat().into_iter().zip(optimizer.flat());
+        let written = flat.map(|(at, new)| overwrite(&at, new));
+        (facts, written.collect())
+    }
 }
 
 /// A captured step and the tensors that it reads and writes.
@@ -225,8 +342,7 @@ struct CapturedTraining {
     flat: Vec<Tensor<1>>,
     statistics: Vec<Tensor<1>>,
     layout: ParameterLayout,
-    /// The results, and what must be kept until they are there.
-    graph: CapturedStep<(Made, Vec<Tensor<1>>)>,
+    graphs: Graphs,
     latest: Latest,
 }
 
@@ -236,20 +352,12 @@ impl CapturedTraining {
     fn capture<T: Task>(
         model: &mut T::Model,
         optimizer: &mut DeviceOptimizer,
-        clip: Option<Clip>,
-        task: &Arc<T>,
-        (key, batch, inputs): (Key, &BatchOf<T>, &[Tensor<1>]),
-        computation: Computation,
+        captures: Captures<'_, T>,
+        key: Key,
         step: &Step,
     ) -> Option<Self> {
-        let weight_factor = step.weight_factor;
-        let divisor = step.divisor as f64;
-        let inputs: Vec<_> = inputs
-            .iter()
-            .cloned()
-            .map(Tensor::inner)
-            .map(copied)
-            .collect();
+        let inputs = captures.inputs.iter().cloned().map(Tensor::inner);
+        let inputs: Vec<_> = inputs.map(copied).collect();
         let device = inputs.first()?.device();
         // Counted on a copy: this is no update.
         let scalars = optimizer.clone().next_scalars(0.0).into_iter();
@@ -263,56 +371,26 @@ impl CapturedTraining {
         let before: Vec<_> = kept().map(copied).collect();
         wait(&device);
 
-        let step = {
-            let model = model.clone();
-            let optimizer = optimizer.clone();
-            let layout = layout.clone();
-            let statistics = statistics.clone();
-            let batch = batch.clone();
-            let inputs = inputs.clone();
-            let task = Arc::clone(task);
-            let scalars = scalars.clone();
-            move || {
-                let model = placed(model.clone(), &optimizer, &layout, &statistics);
-                let inputs = inputs.iter().cloned().map(Tensor::from_inner).collect();
-                let batch = batch.with_flat(inputs);
-                let (read, loss_sum) = PassContext::from(computation).scope(|| {
-                    let outputs = task
-                        .forward(&model, &batch)
-                        .expect("earlier steps of this shape have run");
-                    let loss_sum = task.loss_sum(&outputs, &batch);
-                    (task.to_read(&outputs, &batch), loss_sum)
-                });
-                let weighted = match weight_factor {
-                    Some(factor) => loss_sum.clone().mul_scalar(factor),
-                    None => loss_sum.clone(),
-                };
-                let mean = weighted.mul_scalar(1.0 / divisor);
-                let placement = optimizer.placement();
-                let gradients = take_gradients(&model, placement.layout(), ORDER, mean.backward());
-                let gradient = placement.joined(gradients);
-                let (mean_gradient, zero) = clipped(gradient.clone(), clip);
-                let mut next = optimizer.clone();
-                next.update_by(
-                    |index, tensor| tensor * scalars[index].clone(),
-                    mean_gradient,
-                );
-                let old = optimizer.flat().into_iter().chain(statistics.clone());
-                let new = next
-                    .flat()
-                    .into_iter()
-                    .chain(tensors(&model, &layout, ORDER));
-                let written = old.zip(new).map(|(at, new)| overwrite(&at, new));
-                let made = Made {
-                    read: read.into_iter().map(Tensor::inner).collect(),
-                    loss_sum: loss_sum.inner(),
-                    zero,
-                    gradient,
-                };
-                (made, written.collect())
-            }
+        let fixed = || FixedStep {
+            task: Arc::clone(captures.task),
+            model: model.clone(),
+            optimizer: optimizer.clone(),
+            computation: captures.computation,
+            batch: captures.batch.clone(),
+            inputs: inputs.clone(),
+            layout: layout.clone(),
+            statistics: statistics.clone(),
+            scalars: scalars.clone(),
+            weight_factor: step.weight_factor,
+            divisor: step.divisor as f64,
+            num_samples: step.num_own,
         };
-        let Some(graph) = CapturedStep::capture(&device, step) else {
+        let graphs = if captures.is_whole {
+            whole(fixed(), &device)
+        } else {
+            parts([fixed(), fixed()], &device)
+        };
+        let Some(graphs) = graphs else {
             // The tensors that the step was to write may be spoiled.
             let (flat, statistics) = before.split_at(flat.len());
             optimizer.replace_flat(flat);
@@ -333,13 +411,14 @@ impl CapturedTraining {
             flat,
             statistics,
             layout,
-            graph,
+            graphs,
             latest: Latest::Both,
         })
     }
 
-    /// Runs the step, with these scalars of its update.
-    fn replay(&mut self, inputs: Vec<Tensor<1>>, scalars: Vec<f64>) -> Made {
+    /// Gives the next replay its batch and the scalars of its update. Keep the result until it is
+    /// queued.
+    fn give(&self, inputs: Vec<Tensor<1>>, scalars: Vec<f64>) -> Written {
         let device = self.inputs[0].device();
         let given = self.inputs.iter().zip(inputs);
         let given = given.map(|(at, input)| overwrite(at, input.inner()));
@@ -347,14 +426,7 @@ impl CapturedTraining {
         for (at, value) in self.scalars.iter().zip(scalars) {
             given.push(overwrite(at, scalar(value, &device)));
         }
-        let (made, _) = self.graph.replay();
-        drop(given);
-        Made {
-            read: made.read.iter().cloned().map(copied).collect(),
-            loss_sum: copied(made.loss_sum.clone()),
-            zero: copied(made.zero.clone()),
-            gradient: copied(made.gradient.clone()),
-        }
+        given
     }
 
     /// Prepares a replay: takes what other steps made of model and optimizer, which from now on lie
@@ -377,6 +449,32 @@ impl CapturedTraining {
     fn place<M: Module>(&self, model: M, optimizer: &DeviceOptimizer) -> M {
         placed(model, optimizer, &self.layout, &self.statistics)
     }
+}
+
+/// Captures a step of one rank.
+fn whole<T: Task>(step: FixedStep<T>, device: &Device) -> Option<Graphs> {
+    let graph = CapturedStep::capture(device, move || {
+        let (passed, mut written) = step.passes();
+        let (facts, of_update) = step.update(passed.own.clone());
+        written.extend(of_update);
+        (passed, facts, written)
+    });
+    graph.map(|graph| Graphs::Whole(Box::new(graph)))
+}
+
+/// Captures the parts of a step before and after the sum over ranks.
+fn parts<T: Task>([before, after]: [FixedStep<T>; 2], device: &Device) -> Option<Graphs> {
+    let len = after.optimizer.placement().len() + TAIL;
+    let sum = copied(Tensor::<1>::zeros([len], device));
+    wait(device);
+    let passes = CapturedStep::capture(device, move || before.passes())?;
+    let at = sum.clone();
+    let update = CapturedStep::capture(device, move || after.update(at.clone()))?;
+    Some(Graphs::Parts(Box::new(Parts {
+        passes,
+        sum,
+        update,
+    })))
 }
 
 /// Returns `model` on these parameters and norm statistics.

@@ -1,29 +1,36 @@
-//! The replica of a rank that trains alone on its device: gradients, parameters and moments stay
-//! there, flat; scores are read a step later.
+//! The replica of a rank on its device: gradients, parameters and moments stay there, flat; scores
+//! are read a step later.
 //!
 //! In: scores, losses. Out: a model with updated parameters; the scores of the step before.
-//! Invariant: a step that may be skipped is known to be finite before its update. Any other step
-//! that is not finite ends the run before something is saved, since saving waits for all results.
+//! Invariant: every rank makes one sum per step and reads the same [`Facts`] after the same step, so
+//! all ranks stop or fail together. A step that may be skipped is known to be finite before its
+//! update. Any other step that is not finite ends the run before something is saved, since saving
+//! waits for all results.
 
 mod captured;
 mod optimizer;
+mod parameter_sums;
 mod placement;
+mod sum;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use datasets::MicroBatch;
-use distributed::gradients::locate_non_finite;
-use distributed::replica::{ParameterLayout, take_gradients};
+use distributed::Communicator;
+use distributed::gradients::{Traffic, locate_non_finite};
+use distributed::replica::take_gradients;
 use distributed::watchdog::Phase;
-use distributed::{CollectiveError, ROOT};
 
 use self::captured::Capture;
 use self::optimizer::DeviceOptimizer;
-use self::placement::{FlatPlacement, ORDER};
-use super::config::{Clip, Step, StepConfig};
+pub(super) use self::placement::{FlatPlacement, ORDER};
+use self::sum::DeviceSum;
+use super::config::{Agreed, OptimizerState, Step, StepConfig};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::floats;
@@ -33,21 +40,35 @@ use crate::task::{BatchOf, PassSize, Scores, Task, UnreadPass};
 /// Steps whose results may be unread: the next one is queued while the device computes one.
 pub(super) const MOST_UNREAD: usize = 1;
 
-/// The gradients, scores and parameters of one rank that no other rank waits for.
+/// Values after the gradient in the tensor that is summed over ranks: loss, samples, stop request.
+const TAIL: usize = 3;
+
+/// The gradients, scores and parameters of one rank, which stay on its device.
 #[derive(Debug)]
 pub(super) struct DeviceReplica {
     pub(super) optimizer: DeviceOptimizer,
     capture: Option<Capture>,
+    sum: DeviceSum,
+    communicator: Arc<dyn Communicator>,
     /// Results of the forward passes of the step under way.
     pub(super) outputs: Vec<Output>,
-    sum: Option<Tensor<1>>,
+    /// This rank's gradient with its tail, added up over micro-steps.
+    own: Option<Tensor<1>>,
     /// The last step's gradient, if it was kept.
     kept: Option<Tensor<1>>,
     /// The last step, until its update is queued too.
     unread: Option<UnreadStep>,
-    readback: Readback<Results, Result<Scored>>,
+    /// Steps whose results are being read or were read.
+    sent: VecDeque<SentStep>,
+    readback: Readback<Results, Result<Answer>>,
+    /// Results that were read.
+    answers: VecDeque<Answer>,
     /// Scores that were read and not returned.
     read: Option<ScoreSums>,
+    /// True if a rank requested a stop in a step that was read since the last step ended.
+    stop: bool,
+    /// What this rank sent in the step under way.
+    traffic: Traffic,
     /// Parameters without a gradient in the first backward pass, as indices in the layout.
     unused: Option<Vec<usize>>,
 }
@@ -64,60 +85,80 @@ pub(super) struct Output {
 /// A step that may turn out not to be finite.
 #[derive(Debug)]
 struct UnreadStep {
-    step: u64,
+    sent: SentStep,
     outputs: Vec<Output>,
-    /// As [`clipped`] makes it.
-    zero: Tensor<1>,
-    gradient: Tensor<1>,
+    /// As [`mean_and_facts`] makes them.
+    facts: Tensor<1>,
+}
+
+/// What explains a step that is not finite.
+#[derive(Debug)]
+struct SentStep {
+    step: u64,
+    /// Samples of all ranks, as this rank knows them.
+    num_global: Option<usize>,
+    /// This rank's gradient with its tail.
+    own: Tensor<1>,
 }
 
 /// A step's results that the device may still be computing.
 struct Results {
-    step: u64,
     passes: Vec<UnreadPass>,
-    zero: TensorData,
-    gradient: Tensor<1>,
+    facts: TensorData,
 }
 
-struct Scored {
-    sums: ScoreSums,
-    /// The value that was not finite, if there was one.
-    fault: Option<CollectiveError>,
+#[derive(Debug)]
+struct Answer {
+    scores: ScoreSums,
+    facts: Facts,
+}
+
+/// Facts of a step over all ranks, equal on all of them.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    loss_sum: f32,
+    num_samples: f32,
+    /// Number of ranks' passes that request a stop.
+    stop: f32,
+    /// 0, or NaN if the gradient or its norm is not finite.
+    zero: f32,
 }
 
 impl DeviceReplica {
     /// Returns a replica at rest with the parameters of `model`.
+    /// Collective: all ranks.
     ///
     /// # Errors
-    /// If the device has no such optimizer.
+    /// If a collective fails.
     pub(super) fn new<T: Task>(
         task: &Arc<T>,
         config: &StepConfig,
         model: &T::Model,
+        communicator: &Arc<dyn Communicator>,
         device: &Device,
     ) -> Result<Self> {
-        let layout = ParameterLayout::new(model);
-        let optimizer = DeviceOptimizer::new(config.optimizer, &layout, model, device);
-        let optimizer = optimizer.ok_or_else(|| {
-            let got = config.optimizer;
-            anyhow!("optimizer: expected SGD or AdamW on a device, got {got:?}")
-        })?;
         let task = Arc::clone(task);
-        let placement = optimizer.placement().clone();
         Ok(Self {
+            optimizer: DeviceOptimizer::new(config, model, device),
             capture: Capture::new(config, device),
-            optimizer,
+            sum: DeviceSum::new(&config.sync, communicator)?,
+            communicator: Arc::clone(communicator),
             outputs: Vec::new(),
-            sum: None,
+            own: None,
             kept: None,
             unread: None,
-            readback: Readback::start(move |results: Results| results.read(&*task, &placement)),
+            sent: VecDeque::new(),
+            readback: Readback::start(move |results: Results| results.read(&*task)),
+            answers: VecDeque::new(),
             read: None,
+            stop: false,
+            traffic: Traffic::default(),
             unused: None,
         })
     }
 
     /// Replays a captured step, if one fits. Returns true if this was the step.
+    /// Collective: all ranks, of which each may replay or not.
     pub(super) fn replay<T: Task>(
         &mut self,
         task: &Arc<T>,
@@ -135,12 +176,10 @@ impl DeviceReplica {
         replayed
     }
 
-    pub(super) fn is_captured(&self) -> bool {
-        self.capture.as_ref().is_some_and(Capture::is_in_use)
-    }
-
     pub(super) fn backward<M: Module>(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step) {
-        let Some(loss) = loss else { return };
+        let (Some(loss), Some(output)) = (loss, self.outputs.last()) else {
+            return;
+        };
         let placement = self.optimizer.placement();
         let gradients = take_gradients(model, placement.layout(), ORDER, loss.backward());
         self.unused.get_or_insert_with(|| {
@@ -149,41 +188,41 @@ impl DeviceReplica {
                 .filter(|&index| gradients[index].is_none())
                 .collect()
         });
-        let mut gradient = placement.joined(gradients);
-        if step.loss_scale != 1 {
-            // A power of two: nothing is rounded.
-            gradient = gradient / f64::from(step.loss_scale);
-        }
-        self.sum = Some(match self.sum.take() {
-            Some(sum) => sum + gradient,
-            None => gradient,
+        let loss_sum = output.loss_sum.clone();
+        let tail = tail(loss_sum, output.size.num_samples, step.context.stop);
+        let own = placement.joined(gradients, tail);
+        self.own = Some(match self.own.take() {
+            Some(sum) => sum + own,
+            None => own,
         });
     }
 
-    /// Updates the parameters with the mean gradient.
+    /// Updates the parameters with the mean gradient over all ranks.
+    /// Collective: all ranks.
     ///
     /// # Errors
-    /// If the step may be skipped and something was not finite in it.
+    /// If the step may be skipped and something was not finite in it, on all ranks; or if a
+    /// collective failed.
     pub(super) fn update<M: Module>(
         &mut self,
         model: &mut M,
         step: &Step,
-        clip: Option<Clip>,
         timer: &Timer,
     ) -> Result<()> {
-        let Some(gradient) = self.sum.take() else {
-            return Ok(());
-        };
-        let (mean, zero) = clipped(gradient.clone(), clip);
-        self.kept = step.context.keeps_gradients.then(|| mean.clone());
-        self.unread = Some(UnreadStep {
-            step: step.context.step,
-            outputs: std::mem::take(&mut self.outputs),
-            zero,
-            gradient,
+        let own = self.own.take().unwrap_or_else(|| {
+            let placement = self.optimizer.placement();
+            let zeros = |len| Tensor::zeros([len], placement.device());
+            let mut parts = vec![zeros(placement.len())];
+            parts.extend(tail(zeros(1), 0, step.context.stop));
+            Tensor::cat(parts, 0)
         });
+        let sum = self.summed(own.clone(), timer)?;
+        let (mean, facts) = mean_and_facts(&self.optimizer, sum, step.loss_scale);
+        self.kept = step.context.keeps_gradients.then(|| mean.clone());
+        let outputs = std::mem::take(&mut self.outputs);
+        self.unread = Some(UnreadStep::new(step, own, outputs, facts));
         if step.can_skip {
-            self.settle(timer)?;
+            self.read = self.receive(0, timer)?;
         }
         let _optimizer = timer.enter(Phase::Optimizer);
         self.optimizer.update(step.context.learning_rate, mean);
@@ -191,48 +230,93 @@ impl DeviceReplica {
         Ok(())
     }
 
-    /// Has the last step read, and waits until at most `most_unread` steps are unread. Returns the
-    /// scores that were read.
+    /// Returns the sum of a gradient with its tail over all ranks.
+    /// Collective: all ranks.
+    fn summed(&mut self, own: Tensor<1>, timer: &Timer) -> Result<Tensor<1>> {
+        let _waiting = timer.enter(Phase::Waiting);
+        let start = Instant::now();
+        let (sum, traffic) = self.sum.sum(own)?;
+        if !matches!(self.sum, DeviceSum::OneRank) {
+            timer.add_bucket(0, start, Instant::now());
+        }
+        self.traffic = traffic;
+        Ok(sum)
+    }
+
+    /// Has the last step read, and waits until at most `most_unread` steps are unread.
+    fn read_back(&mut self, most_unread: usize) -> Result<()> {
+        if let Some(unread) = self.unread.take() {
+            let outputs = unread.outputs.into_iter();
+            self.readback.send(Results {
+                passes: outputs
+                    .map(|output| UnreadPass::new(output.read, output.loss_sum, output.size))
+                    .collect(),
+                facts: unread.facts.into_data(),
+            });
+            self.sent.push_back(unread.sent);
+        }
+        while self.readback.num_unanswered() > most_unread
+            && let Some(answer) = self.readback.receive()
+        {
+            self.answers.push_back(answer?);
+        }
+        Ok(())
+    }
+
+    /// Waits until at most `most_unread` steps are unread. Returns the scores of the others.
+    /// Collective: all ranks, with equal `most_unread`.
     ///
     /// # Errors
-    /// If something in a step was not finite; its scores are returned next.
+    /// If something in a step was not finite, on all ranks; its scores are returned next.
     pub(super) fn receive(
         &mut self,
         most_unread: usize,
         timer: &Timer,
     ) -> Result<Option<ScoreSums>> {
         let _backward = timer.enter(Phase::Backward);
-        if let Some(unread) = self.unread.take() {
-            let outputs = unread.outputs.into_iter();
-            self.readback.send(Results {
-                step: unread.step,
-                passes: outputs
-                    .map(|output| UnreadPass::new(output.read, output.loss_sum, output.size))
-                    .collect(),
-                zero: unread.zero.into_data(),
-                gradient: unread.gradient,
-            });
-        }
-        while self.readback.num_unanswered() > most_unread
-            && let Some(scored) = self.readback.receive()
+        self.read_back(most_unread)?;
+        while let Some(Answer { scores, facts }) = self.answers.pop_front()
+            && let Some(sent) = self.sent.pop_front()
         {
-            let Scored { sums, fault } = scored?;
-            *self.read.get_or_insert_default() += sums;
-            if let Some(fault) = fault {
-                return Err(fault.into());
+            let loss_sum = scores.loss_sum as f32;
+            if scores.num_samples > 0 {
+                *self.read.get_or_insert_default() += scores;
             }
+            self.stop |= facts.stop > 0.0;
+            self.check(&sent, loss_sum, facts)?;
         }
         Ok(self.read.take())
     }
 
-    /// Waits until no thread reads from the device; the scores are returned by the next
-    /// [`receive`](Self::receive).
-    fn settle(&mut self, timer: &Timer) -> Result<()> {
-        self.read = self.receive(0, timer)?;
+    /// Checks that a step was finite and that all ranks took the same one. `loss_sum` is this
+    /// rank's.
+    /// Collective: all ranks.
+    fn check(&self, sent: &SentStep, loss_sum: f32, facts: Facts) -> Result<()> {
+        if !(facts.loss_sum.is_finite() && facts.zero.is_finite()) {
+            let placement = self.optimizer.placement();
+            let gradients = placement.read(&sent.own);
+            let error = locate_non_finite(
+                &*self.communicator,
+                sent.step,
+                loss_sum,
+                &gradients,
+                placement.layout(),
+            )?;
+            return Err(error.into());
+        }
+        // The sum of larger numbers is not exact.
+        let expected = sent.num_global.filter(|expected| *expected < 1 << 24);
+        ensure!(
+            expected.is_none_or(|expected| facts.num_samples == expected as f32),
+            "step {}: ranks diverged: expected {expected:?} samples on all ranks, got {}",
+            sent.step + 1,
+            facts.num_samples
+        );
         Ok(())
     }
 
     /// Gives `model` what replays have changed, and returns all scores that were not returned.
+    /// Collective: all ranks.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
@@ -247,8 +331,18 @@ impl DeviceReplica {
         self.receive(0, timer)
     }
 
+    /// Takes what the ranks agreed on in the steps that were read, and what this rank sent in the
+    /// last one.
+    pub(super) fn agreed(&mut self) -> Agreed {
+        Agreed {
+            stop: std::mem::take(&mut self.stop),
+            num_samples: 0,
+            traffic: std::mem::take(&mut self.traffic),
+        }
+    }
+
     /// Replaces the parameters by those of `model`, and the state by a saved one.
-    pub(super) fn restore<M: Module>(&mut self, model: &M, state: &super::config::OptimizerState) {
+    pub(super) fn restore<M: Module>(&mut self, model: &M, state: &OptimizerState) {
         self.optimizer.restore(model, state);
         if let Some(capture) = &mut self.capture {
             capture.reset();
@@ -265,48 +359,82 @@ impl DeviceReplica {
         let unused = self.unused.iter().flatten();
         unused.map(|&index| entries[index].path.as_str()).collect()
     }
+
+    /// Describes the route of the gradients to the other ranks.
+    pub(super) fn gradient_route(&self) -> &'static str {
+        let is_captured = self.capture.as_ref().is_some_and(Capture::is_in_use);
+        match (&self.sum, is_captured) {
+            (DeviceSum::OneRank, false) => "none, one rank, updated on the device",
+            (DeviceSum::OneRank, true) => {
+                "none, one rank, updated on the device, a step as one recording"
+            }
+            (DeviceSum::Staged(_), false) => {
+                "in one piece after the backward pass, through main memory, updated on the device"
+            }
+            (DeviceSum::Staged(_), true) => {
+                "in one piece after the backward pass, through main memory, updated on the device, a step as two recordings"
+            }
+        }
+    }
+}
+
+impl UnreadStep {
+    fn new(step: &Step, own: Tensor<1>, outputs: Vec<Output>, facts: Tensor<1>) -> Self {
+        Self {
+            sent: SentStep {
+                step: step.context.step,
+                num_global: step.num_global,
+                own,
+            },
+            outputs,
+            facts,
+        }
+    }
 }
 
 impl Results {
-    fn read<T: Task>(self, task: &T, placement: &FlatPlacement) -> Result<Scored> {
+    fn read<T: Task>(self, task: &T) -> Result<Answer> {
         let mut scores = Scores::default();
         for pass in self.passes {
             pass.add_to(task, &mut scores)?;
         }
-        let sums = scores.sums;
-        let is_gradient_finite = floats(self.zero)?.iter().all(|zero| zero.is_finite());
-        let fault = if !sums.loss_sum.is_finite() {
-            Some(CollectiveError::NonFinite {
-                step: self.step,
-                ranks: vec![ROOT],
-                parameter: None,
-                value: f32::NAN,
-            })
-        } else if !is_gradient_finite {
-            let gradient = placement.read(&self.gradient);
-            Some(locate_non_finite(
-                self.step,
-                ROOT,
-                &gradient,
-                placement.layout(),
-            ))
-        } else {
-            None
-        };
-        Ok(Scored { sums, fault })
+        let [loss_sum, num_samples, stop, zero] = floats(self.facts)?
+            .try_into()
+            .map_err(|facts: Vec<f32>| anyhow!("facts of a step: expected 4, got {facts:?}"))?;
+        Ok(Answer {
+            scores: scores.sums,
+            facts: Facts {
+                loss_sum,
+                num_samples,
+                stop,
+                zero,
+            },
+        })
     }
 }
 
-/// Returns `gradient` within the limit; and zero, `[1]`, or NaN if a value or the norm is not
-/// finite.
-fn clipped(gradient: Tensor<1>, clip: Option<Clip>) -> (Tensor<1>, Tensor<1>) {
-    let zero = (gradient.clone() * 0.0).sum();
-    let limit = match clip {
-        None => return (gradient, zero),
-        Some(Clip::Value(limit)) => return (gradient.clamp(-limit, limit), zero),
-        Some(Clip::Norm(limit)) => limit,
-    };
-    let norm = (gradient.clone() * gradient.clone()).sum().sqrt();
-    let factor = (norm.clone().recip() * limit).clamp_max(1.0);
-    (gradient * factor, zero + norm * 0.0)
+/// Returns what follows the gradient of a pass: `[TAIL]` in all.
+fn tail(loss_sum: Tensor<1>, num_samples: usize, stop: bool) -> Vec<Tensor<1>> {
+    // Launches, as a captured step cannot contain uploads.
+    let number = |value: f64| Tensor::full([1], value, &loss_sum.device());
+    let numbers = [num_samples as f64, f64::from(u8::from(stop))].map(number);
+    let loss_sum = loss_sum.sum().cast(FloatDType::F32);
+    [vec![loss_sum], numbers.to_vec()].concat()
+}
+
+/// Returns the mean gradient within the limit; and the [`Facts`], of a sum over all ranks.
+fn mean_and_facts(
+    optimizer: &DeviceOptimizer,
+    sum: Tensor<1>,
+    loss_scale: u32,
+) -> (Tensor<1>, Tensor<1>) {
+    let len = optimizer.placement().len();
+    let tail = sum.clone().slice(len..len + TAIL);
+    let mut gradient = sum.slice(0..len);
+    if loss_scale != 1 {
+        // A power of two: nothing is rounded.
+        gradient = gradient / f64::from(loss_scale);
+    }
+    let (mean, zero) = optimizer.clipped(gradient);
+    (mean, Tensor::cat(vec![tail, zero], 0))
 }

@@ -1,54 +1,66 @@
-//! The rules of [`HostOptimizer`](super::HostOptimizer) that the device itself computes: SGD and
-//! AdamW, by tensor operations.
+//! The rules of `HostOptimizer` on a device, by operations on flat tensors: SGD, LARS, AdamW, LAMB.
 //!
 //! In: the learning rate, the mean gradient as one flat tensor. Out: updated parameters in the
 //! model.
-//! Invariant: only reading the state waits for the device. Roundings differ from those of the
-//! kernels, which multiply and add in one operation.
+//! Invariant: equal inputs give equal bits on devices of one kind, as only single values round.
+//! Only reading the state waits for the device. Roundings differ from those of the kernels, which
+//! multiply and add in one operation.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bool, Device, Tensor, TensorData};
 use distributed::replica::{ParameterLayout, replace, tensors};
 use kernels::optimizer::adam;
 
+use super::parameter_sums::ParameterSums;
 use super::placement::{FlatPlacement, ORDER};
 use crate::config::{AdamConfig, OptimizerChoice, SgdConfig};
-use crate::step::config::{OptimizerState, has_two_moments, spares};
+use crate::model::parts;
+use crate::step::config::{Clip, OptimizerState, StepConfig, has_two_moments, rate_factor, spares};
 
 /// Parameters and moments, flat on a device.
 #[derive(Clone, Debug)]
 pub(in crate::step) struct DeviceOptimizer {
-    /// SGD or AdamW: LARS and LAMB would launch sums over every single tensor.
     rule: OptimizerChoice,
+    clip: Option<Clip>,
     placement: FlatPlacement,
     parameters: Tensor<1>,
     /// Velocities; or first and second moments.
     moments: Vec<Tensor<1>>,
     /// `[1]`, or one for every element if some are spared; `None` without decay.
     weight_decays: Option<Tensor<1>>,
+    /// Factor of every element on the learning rate, unless all are 1.
+    rate_factors: Option<Tensor<1>>,
+    sums: ParameterSums,
+    /// True for parameters without a ratio of norms.
+    spared: Tensor<1, Bool>,
     num_updates: u64,
 }
 
 impl DeviceOptimizer {
-    /// Returns an optimizer at rest over the parameters of `model`, which lie as `layout` says, on
-    /// the plain `device`; `None` for LARS and LAMB.
-    pub(super) fn new<M: Module>(
-        rule: OptimizerChoice,
-        layout: &ParameterLayout,
-        model: &M,
-        device: &Device,
-    ) -> Option<Self> {
+    /// Returns an optimizer at rest over the parameters of `model` on the plain `device`.
+    ///
+    /// # Panics
+    /// If the optimizer is a custom one.
+    pub(super) fn new<M: Module>(config: &StepConfig, model: &M, device: &Device) -> Self {
+        let rule = config.optimizer;
         let decay = match rule {
-            OptimizerChoice::Sgd(sgd) => sgd.weight_decay,
-            OptimizerChoice::Adamw(adam) => adam.weight_decay,
-            _ => return None,
+            OptimizerChoice::Sgd(sgd) | OptimizerChoice::Lars { sgd, .. } => sgd.weight_decay,
+            OptimizerChoice::Adamw(adam) | OptimizerChoice::Lamb(adam) => adam.weight_decay,
+            OptimizerChoice::Custom => unreachable!("a custom optimizer has its own rule"),
         };
-        let placement = FlatPlacement::new(layout, device);
+        let layout = ParameterLayout::new(model);
+        let placement = FlatPlacement::new(&layout, device);
+        let depth = parts::depth(&layout);
+        let entries = layout.entries();
+        let spared: Vec<bool> = entries.iter().map(|entry| spares(&rule, entry)).collect();
         let mut decays = vec![decay as f32; layout.num_elements()];
-        for entry in layout.entries() {
-            if spares(&rule, entry) {
+        let mut factors = vec![1.0; layout.num_elements()];
+        for (entry, is_spared) in entries.iter().zip(&spared) {
+            if *is_spared {
                 decays[entry.range()].fill(0.0);
             }
+            let factor = rate_factor(&config.rate_factors, &entry.path, depth);
+            factors[entry.range()].fill(factor as f32);
         }
         let is_uniform = decays.iter().all(|own| *own == decay as f32);
         let weight_decays = (decay != 0.0).then(|| {
@@ -59,19 +71,29 @@ impl DeviceOptimizer {
             }
         });
         let zeros = placement.upload(&vec![0.0; layout.num_elements()]);
-        Some(Self {
+        let num_parameters = spared.len();
+        Self {
             rule,
+            clip: config.clip,
             parameters: placed_parameters(&placement, model),
             moments: vec![zeros; if has_two_moments(&rule) { 2 } else { 1 }],
             weight_decays,
+            rate_factors: (!config.rate_factors.is_empty()).then(|| placement.upload(&factors)),
+            sums: ParameterSums::new(&placement.num_granules(), device),
+            spared: Tensor::from_data(TensorData::new(spared, [num_parameters]), device),
             placement,
             num_updates: 0,
-        })
+        }
     }
 
     /// Returns the place of each parameter in the flat tensors.
     pub(super) fn placement(&self) -> &FlatPlacement {
         &self.placement
+    }
+
+    /// Returns the parameters as they lie on the device.
+    pub(in crate::step) fn flat_parameters(&self) -> (Tensor<1>, &FlatPlacement) {
+        (self.parameters.clone(), &self.placement)
     }
 
     /// Reads the parameters back, flat in module order.
@@ -110,18 +132,33 @@ impl DeviceOptimizer {
         self.num_updates = state.num_updates.unwrap_or(0);
     }
 
+    /// Returns `gradient` within the limit; and zero, `[1]`, or NaN if a value or the norm is not
+    /// finite.
+    pub(super) fn clipped(&self, gradient: Tensor<1>) -> (Tensor<1>, Tensor<1>) {
+        let zero = (gradient.clone() * 0.0).sum();
+        let limit = match self.clip {
+            None => return (gradient, zero),
+            Some(Clip::Value(limit)) => return (gradient.clamp(-limit, limit), zero),
+            Some(Clip::Norm(limit)) => limit,
+        };
+        let norm = self.sums.norm(gradient.clone());
+        let factor = (norm.clone().recip() * limit).clamp_max(1.0);
+        (gradient * factor, zero + norm * 0.0)
+    }
+
     /// Makes an update with a flat gradient of this [placement](Self::placement).
     pub(super) fn update(&mut self, learning_rate: f64, gradient: Tensor<1>) {
         let scalars = self.next_scalars(learning_rate);
         self.update_by(|index, tensor| tensor * scalars[index], gradient);
     }
 
-    /// Counts an update and returns its scalars: the learning rate; for AdamW also the corrections
-    /// of the first moment and of the root of the second one.
+    /// Counts an update and returns its scalars: the learning rate; with two moments also the
+    /// corrections of the first one and of the root of the second one.
     pub(super) fn next_scalars(&mut self, learning_rate: f64) -> Vec<f64> {
         self.num_updates += 1;
         let mut scalars = vec![learning_rate];
-        if let OptimizerChoice::Adamw(AdamConfig { beta1, beta2, .. }) = self.rule {
+        if let OptimizerChoice::Adamw(adam) | OptimizerChoice::Lamb(adam) = self.rule {
+            let AdamConfig { beta1, beta2, .. } = adam;
             scalars.extend(adam::corrections([beta1, beta2], self.num_updates));
         }
         scalars
@@ -133,38 +170,72 @@ impl DeviceOptimizer {
         times: impl Fn(usize, Tensor<1>) -> Tensor<1>,
         gradient: Tensor<1>,
     ) {
-        let decay = self
-            .weight_decays
-            .as_ref()
-            .map(|decays| self.parameters.clone() * decays.clone());
-        let moments = &mut self.moments;
-        let direction = match self.rule {
-            OptimizerChoice::Adamw(AdamConfig {
-                beta1,
-                beta2,
-                epsilon,
-                ..
-            }) => {
-                let square = gradient.clone() * gradient.clone();
-                moments[0] = moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - beta1);
-                moments[1] = moments[1].clone() * beta2 + square * (1.0 - beta2);
-                let root = times(2, moments[1].clone().sqrt());
-                added(times(1, moments[0].clone()) / (root + epsilon), decay)
+        let parameters = self.parameters.clone();
+        let decay = self.weight_decays.clone();
+        let decay = decay.map(|decays| parameters.clone() * decays);
+        let mut direction = match self.rule {
+            OptimizerChoice::Adamw(adam) => self.adam_direction(&adam, gradient, decay, &times),
+            OptimizerChoice::Lamb(adam) => {
+                let direction = self.adam_direction(&adam, gradient, decay, &times);
+                let own = self.sums.norms(parameters.clone());
+                let of_direction = self.sums.norms(direction.clone());
+                let ratio = own.clone() / of_direction.clone();
+                self.scaled_by_ratio(direction, ratio, own * of_direction)
             }
-            OptimizerChoice::Sgd(SgdConfig {
-                momentum, nesterov, ..
-            }) => {
-                let gradient = added(gradient, decay);
-                moments[0] = moments[0].clone() * momentum + gradient.clone();
-                if nesterov {
-                    gradient + moments[0].clone() * momentum
-                } else {
-                    moments[0].clone()
-                }
+            OptimizerChoice::Sgd(sgd) => self.sgd_direction(&sgd, added(gradient, decay)),
+            OptimizerChoice::Lars {
+                sgd,
+                trust_coefficient,
+            } => {
+                let own = self.sums.norms(parameters.clone());
+                let of_gradient = self.sums.norms(gradient.clone());
+                let whole = of_gradient.clone() + own.clone() * sgd.weight_decay;
+                let ratio = own.clone() * trust_coefficient / whole;
+                let gradient =
+                    self.scaled_by_ratio(added(gradient, decay), ratio, own * of_gradient);
+                self.sgd_direction(&sgd, gradient)
             }
-            _ => unreachable!("`new` accepts only SGD and AdamW"),
+            OptimizerChoice::Custom => unreachable!("`new` accepts no custom optimizer"),
         };
-        self.parameters = self.parameters.clone() - times(0, direction);
+        if let Some(factors) = &self.rate_factors {
+            direction = direction * factors.clone();
+        }
+        self.parameters = parameters - times(0, direction);
+    }
+
+    /// Moves both moments; returns the direction of the step.
+    fn adam_direction(
+        &mut self,
+        adam: &AdamConfig,
+        gradient: Tensor<1>,
+        decay: Option<Tensor<1>>,
+        times: &impl Fn(usize, Tensor<1>) -> Tensor<1>,
+    ) -> Tensor<1> {
+        let [beta1, beta2] = [adam.beta1, adam.beta2];
+        let moments = &mut self.moments;
+        let square = gradient.clone() * gradient.clone();
+        moments[0] = moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - beta1);
+        moments[1] = moments[1].clone() * beta2 + square * (1.0 - beta2);
+        let root = times(2, moments[1].clone().sqrt());
+        added(times(1, moments[0].clone()) / (root + adam.epsilon), decay)
+    }
+
+    /// Moves the velocity; returns the direction of the step.
+    fn sgd_direction(&mut self, sgd: &SgdConfig, gradient: Tensor<1>) -> Tensor<1> {
+        let velocity = self.moments[0].clone() * sgd.momentum + gradient.clone();
+        self.moments[0] = velocity.clone();
+        if sgd.nesterov {
+            gradient + velocity * sgd.momentum
+        } else {
+            velocity
+        }
+    }
+
+    /// Multiplies each parameter's part by its ratio, except where the product of its norms is 0
+    /// and where it is spared.
+    fn scaled_by_ratio(&self, whole: Tensor<1>, ratio: Tensor<1>, norms: Tensor<1>) -> Tensor<1> {
+        let is_plain = norms.equal_elem(0.0).bool_or(self.spared.clone());
+        self.sums.scaled(whole, ratio.mask_fill(is_plain, 1.0))
     }
 
     /// Returns parameters and moments, flat as they lie on the device.
@@ -200,5 +271,5 @@ fn added(tensor: Tensor<1>, other: Option<Tensor<1>>) -> Tensor<1> {
 
 fn placed_parameters<M: Module>(placement: &FlatPlacement, model: &M) -> Tensor<1> {
     let tensors = tensors(model, placement.layout(), ORDER).into_iter();
-    placement.joined(tensors.map(Some))
+    placement.joined(tensors.map(Some), Vec::new())
 }

@@ -15,14 +15,14 @@ use distributed::replica::{ElementOrder, ParameterEntry, ParameterLayout};
 use crate::model::floats;
 
 /// 512 bytes.
-const GRANULE: usize = 128;
+pub(super) const GRANULE: usize = 128;
 
 /// The order of elements within a parameter.
-pub(super) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
+pub(in crate::step) const ORDER: ElementOrder = ElementOrder::ChannelsLast;
 
 /// The parameters of a layout in a flat tensor.
 #[derive(Clone, Debug)]
-pub(super) struct FlatPlacement {
+pub(in crate::step) struct FlatPlacement {
     layout: ParameterLayout,
     device: Device,
     /// Start of every parameter.
@@ -54,22 +54,42 @@ impl FlatPlacement {
         }
     }
 
-    pub(super) fn layout(&self) -> &ParameterLayout {
+    /// Returns the number of elements of a flat tensor, with padding.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the number of granules of each parameter.
+    pub(super) fn num_granules(&self) -> Vec<usize> {
+        let entries = self.layout.entries().iter();
+        entries.map(|entry| padded(entry) / GRANULE).collect()
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(in crate::step) fn layout(&self) -> &ParameterLayout {
         &self.layout
     }
 
-    /// Joins flat tensors of all parameters, `None` for zeros, in one.
-    pub(super) fn joined(&self, tensors: impl IntoIterator<Item = Option<Tensor<1>>>) -> Tensor<1> {
+    /// Joins flat tensors of all parameters, `None` for zeros, in one, with `tail` after them.
+    pub(super) fn joined(
+        &self,
+        tensors: impl IntoIterator<Item = Option<Tensor<1>>>,
+        tail: Vec<Tensor<1>>,
+    ) -> Tensor<1> {
         let mut parts = Vec::with_capacity(2 * self.starts.len());
         for (entry, tensor) in self.layout.entries().iter().zip(tensors) {
             parts.push(tensor.unwrap_or_else(|| Tensor::zeros([entry.len], &self.device)));
             parts.extend(self.fillings.get(&(padded(entry) - entry.len)).cloned());
         }
+        parts.extend(tail);
         Tensor::cat(parts, 0)
     }
 
     /// Returns every parameter of a flat tensor, flat.
-    pub(super) fn views(&self, whole: &Tensor<1>) -> Vec<Tensor<1>> {
+    pub(in crate::step) fn views(&self, whole: &Tensor<1>) -> Vec<Tensor<1>> {
         let entries = self.layout.entries().iter().zip(&self.starts);
         let views = entries.map(|(entry, &start)| {
             let with_zeros = whole.clone().slice(start..start + padded(entry));
@@ -81,7 +101,7 @@ impl FlatPlacement {
     }
 
     /// Copies values in module order to a flat tensor.
-    pub(super) fn upload(&self, values: &[f32]) -> Tensor<1> {
+    pub(in crate::step) fn upload(&self, values: &[f32]) -> Tensor<1> {
         let mut placed = vec![0.0; self.len];
         self.each(|index, place| placed[place] = values[index]);
         Tensor::from_data(TensorData::new(placed, [self.len]), &self.device)
@@ -148,7 +168,10 @@ mod tests {
         let layout = ParameterLayout::new(&net);
         let placement = FlatPlacement::new(&layout, &device);
         let expected = read(&net, &layout);
-        let whole = placement.joined(tensors(&net, &layout, ORDER).into_iter().map(Some));
+        let whole = placement.joined(
+            tensors(&net, &layout, ORDER).into_iter().map(Some),
+            Vec::new(),
+        );
         assert_eq!(placement.read(&whole), expected);
         assert_eq!(placement.read(&placement.upload(&expected)), expected);
         // 90 and 5 of the convolution, 512 and 64 of the linear layer.
@@ -179,7 +202,7 @@ mod tests {
             .entries()
             .iter()
             .map(|entry| (entry.len != 5).then(|| Tensor::ones([entry.len], &device)));
-        let values = placement.read(&placement.joined(ones));
+        let values = placement.read(&placement.joined(ones, Vec::new()));
         assert_eq!(values.iter().filter(|value| **value == 0.0).count(), 5);
     }
 }

@@ -12,7 +12,6 @@ use distributed::gradients::GradientCollector;
 use layers::backend::GradientHook;
 use layers::backend::{Joined, JoinedGradients};
 
-use crate::config::UpdateKind;
 use crate::step::readback::Readback;
 
 /// The hook of a model, which fills the buckets.
@@ -28,18 +27,15 @@ pub(in crate::step) enum BucketHook {
 }
 
 impl BucketHook {
-    pub(super) fn new(collector: Arc<GradientCollector>, update: UpdateKind) -> Self {
-        match update {
-            UpdateKind::Host => Self::Inline(collector),
-            UpdateKind::Device => {
-                let of_plan = Arc::clone(&collector);
-                Self::Background {
-                    joined: JoinedGradients::new(move |parameter| of_plan.bucket_of(parameter)),
-                    readback: Mutex::new(Readback::start(move |joined| {
-                        put_all(&collector, &joined)
-                    })),
-                }
-            }
+    /// Returns a hook that reads at once, or `in_background`.
+    pub(super) fn new(collector: Arc<GradientCollector>, in_background: bool) -> Self {
+        if !in_background {
+            return Self::Inline(collector);
+        }
+        let of_plan = Arc::clone(&collector);
+        Self::Background {
+            joined: JoinedGradients::new(move |parameter| of_plan.bucket_of(parameter)),
+            readback: Mutex::new(Readback::start(move |joined| put_all(&collector, &joined))),
         }
     }
 

@@ -125,7 +125,7 @@ impl HostReplica {
             }
         };
         Ok(Self {
-            hook: Arc::new(BucketHook::new(reducer.collector(), config.sync.update)),
+            hook: Arc::new(BucketHook::new(reducer.collector(), computes_apart(model))),
             reducer,
             noise: NoiseSums::default(),
             scores: Scores::default(),
@@ -416,6 +416,14 @@ impl HostReplica {
             None => Ok(None),
         }
     }
+}
+
+/// Returns true if the model's device has separate memory and computes while the CPU continues.
+fn computes_apart<M: Module>(model: &M) -> bool {
+    let devices = model.devices();
+    devices
+        .iter()
+        .any(|device| device.memory_pool_usage().is_some())
 }
 
 impl Optimizer {

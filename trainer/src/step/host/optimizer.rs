@@ -17,8 +17,8 @@ use kernels::optimizer::sgd::{self, SgdUpdate};
 use kernels::simd::Isa;
 
 use crate::config::{AdamConfig, OptimizerChoice, RateFactor, SgdConfig};
-use crate::model::parts::{self, is_within};
-use crate::step::config::{OptimizerState, has_two_moments, spares};
+use crate::model::parts;
+use crate::step::config::{OptimizerState, has_two_moments, rate_factor, spares};
 
 /// The parameters and moments of a model in main memory, updated in place.
 #[derive(Clone, Debug)]
@@ -67,16 +67,10 @@ impl HostOptimizer {
             "parameters and layout differ in length"
         );
         let depth = parts::depth(layout);
-        let span = |entry: &ParameterEntry| {
-            let of_parts = factors
-                .iter()
-                .filter(|factor| is_within(&entry.path, &factor.part, depth));
-            let longest = of_parts.max_by_key(|factor| factor.part.len());
-            Span {
-                range: entry.range(),
-                is_spared: spares(&rule, entry),
-                factor: longest.map_or(1.0, |factor| factor.factor),
-            }
+        let span = |entry: &ParameterEntry| Span {
+            range: entry.range(),
+            is_spared: spares(&rule, entry),
+            factor: rate_factor(factors, &entry.path, depth),
         };
         let spans: Vec<Span> = layout.entries().iter().map(span).collect();
         let longest = match rule {

@@ -1,6 +1,8 @@
 //! The updates against PyTorch's, timm's and the papers' formulas.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
+use distributed::communicator::SingleCommunicator;
+use layers::backend::{GradientHook, Joined};
 
 use super::optimizer::HostOptimizer;
 use super::*;
@@ -295,4 +297,25 @@ fn a_restored_optimizer_makes_the_same_next_update() {
         assert_eq!(one.parameters(), other.parameters(), "{config:?}");
         assert_eq!(one.state(), other.state(), "{config:?}");
     }
+}
+
+#[test]
+fn gradients_that_are_read_in_the_background_are_those_that_are_read_at_once() {
+    let module = module();
+    let of = |in_background| {
+        let communicator = Arc::new(SingleCommunicator::new());
+        let how = ReducerConfig::default();
+        let mut reducer = GradientReducer::new(&module, communicator, &how).unwrap();
+        let hook = BucketHook::new(reducer.collector(), in_background);
+        reducer.begin_step(BucketContext::default());
+        reducer.begin_micro_step(MicroStepConfig::default());
+        hook.on_gradient(module.weight.id, TensorData::from([[1.0_f32, 2.0]]));
+        hook.on_gradients(Joined {
+            parameters: vec![(module.bias.id, 1)],
+            values: TensorData::from([3.0_f32]),
+        });
+        hook.wait();
+        reducer.finish_local().to_flat()
+    };
+    assert_eq!([of(false), of(true)], [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]);
 }

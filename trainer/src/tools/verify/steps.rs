@@ -20,7 +20,7 @@ use records::bytes;
 use super::{Subject, of_largest, reference, relative_l2};
 use crate::config::cli::ModelArgs;
 use crate::config::{
-    AdamConfig, ComputeSection, LossScaling, OptimizerChoice, SgdConfig, SyncSection,
+    AdamConfig, ComputeSection, LossScaling, OptimizerChoice, SgdConfig, SyncSection, UpdateKind,
 };
 use crate::measure::process_memory::resident_memory_bytes;
 use crate::measure::timer::Timer;
@@ -105,7 +105,11 @@ impl Trainee {
             ..ModelRequest::new(data.train.class_names().len(), compute, &training_device)
         };
         let sync = SyncSection {
-            update: compute.device.update(),
+            // Norm statistics over all ranks need main memory.
+            update: match communicator.world_size() {
+                1 => compute.device.update(),
+                _ => UpdateKind::Host,
+            },
             ..SyncSection::default()
         };
         let config = StepConfig {
