@@ -19,7 +19,7 @@ pub(super) const CHECKS: [Check; 8] = [
         exact_on_any_number_of_ranks,
     ),
     (
-        "overlap, reductions and parameter servers on separate ranks have the same bits",
+        "overlap, reductions and parameter servers on separate ranks have the same bits, so have reductions of ranks on devices",
         methods_agree,
     ),
     (
@@ -32,7 +32,7 @@ pub(super) const CHECKS: [Check; 8] = [
     ),
     (
         "a rank that is stopped (SIGSTOP) ends all within the timeout, named in one message",
-        |suite| lost_rank_is_named(suite, "STOP", "rank 1 does not answer"),
+        |suite| lost_rank_is_named(suite, "STOP", "rank 1 does not answer", ""),
     ),
     (
         "servers in worker processes are refused if MPI lets one thread call at a time; on separate ranks they train",
@@ -42,10 +42,18 @@ pub(super) const CHECKS: [Check; 8] = [
         "a rank that is slower by more than the timeout is waited for while it makes steps",
         slow_rank_is_waited_for,
     ),
-    ("a rank that is killed (SIGKILL) ends all, named", |suite| {
-        lost_rank_is_named(suite, "KILL", Mpirun::words_of_a_kill(suite.mpirun()?))
-    }),
+    (
+        "a rank that is killed (SIGKILL) ends all, named, wherever ranks update",
+        |suite| {
+            let named = Mpirun::words_of_a_kill(suite.mpirun()?);
+            lost_rank_is_named(suite, "KILL", named, "")?;
+            lost_rank_is_named(suite, "KILL", named, ON_DEVICE)
+        },
+    ),
 ];
+
+/// Flags of ranks that update on their devices, here CPUs.
+const ON_DEVICE: &str = "--batch-norm local --device flex --update device";
 
 fn exact_on_any_number_of_ranks(suite: &Suite) -> Checked {
     let hash = |ranks: usize| {
@@ -74,6 +82,12 @@ fn methods_agree(suite: &Suite) -> Checked {
         (2, "--sync async-parameter-server --staleness 0"),
     ] {
         same(flags, &expected, &hash(ranks, flags)?)?;
+    }
+    // Other roundings than in main memory.
+    let on_devices = |flags: &str| hash(2, &format!("{ON_DEVICE} {flags}"));
+    let expected = on_devices("")?;
+    for flags in ["--reduction ring", "--reduction mpi"] {
+        same(flags, &expected, &on_devices(flags)?)?;
     }
     hash(3, "--sync async-parameter-server --servers 2")?;
     hash(3, "--sync local-sgd --every 2")?;
@@ -180,9 +194,10 @@ fn slow_rank_is_waited_for(suite: &Suite) -> Checked {
     )
 }
 
-fn lost_rank_is_named(suite: &Suite, signal: &str, named: &str) -> Checked {
-    let run = suite.run(&format!("lost-{signal}")).epochs(200);
-    let run = run.with("--timeout 4");
+fn lost_rank_is_named(suite: &Suite, signal: &str, named: &str, flags: &str) -> Checked {
+    let name = format!("lost-{signal}{}", flags.replace(' ', ""));
+    let run = suite.run(&name).epochs(200);
+    let run = run.with("--timeout 4").with(flags);
     let (ended, elapsed) = run.signalled(|| run.has_line(), &[(signal, 1)])?;
     ended.expect(elapsed.as_secs() < 40, "an end within 40 s of the signal")?;
     ended.expect_failure()?;
