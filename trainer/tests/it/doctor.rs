@@ -75,6 +75,22 @@ fn a_missing_data_set_fails_with_code_1_and_the_other_checks_are_made() {
 }
 
 #[test]
+fn bad_data_has_the_remedy_of_its_error_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let images = directory.path().join("images");
+    for (split, class) in [("train", "a"), ("train", "b"), ("test", "a"), ("test", "B")] {
+        write_images(&images, split, class, [10, 20]);
+    }
+    let words = format!("--dataset image-folder --data-dir {}", images.display());
+    let table = ended_with(1, doctor_of(&words, directory.path()));
+    assert_eq!(verdict(&table, "data set"), "FAIL");
+    assert!(
+        table.contains("remove these") && !table.contains("-> put the data"),
+        "{table}"
+    );
+}
+
+#[test]
 fn skipped_images_are_shown() {
     let directory = tempfile::tempdir().unwrap();
     let images = directory.path().join("images");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use datasets::{ImageSamples, Samples, Split};
+use datasets::{DatasetError, ImageSamples, Samples, Split};
 use distributed::communicator::{Launcher, check_place, check_world_size, mpi_library};
 use distributed::{Communicator, ROOT};
 use serde::{Deserialize, Serialize};
@@ -49,7 +49,7 @@ pub struct RankFacts {
     pub(super) sums: Vec<SumFacts>,
     /// Offset of root's wall clock.
     pub(super) clock: ClockOffset,
-    pub(super) data: Result<DataFacts, String>,
+    pub(super) data: Result<DataFacts, DataProblem>,
     /// Output directory; present only on root.
     pub(super) output: Option<OutputFacts>,
     /// True if root's file in the output directory is visible.
@@ -100,6 +100,14 @@ pub(super) struct DataFacts {
     pub(super) splits: Vec<SplitFacts>,
     /// Notes of the scan, such as skipped images.
     pub(super) notes: Vec<String>,
+}
+
+/// Reason why a rank cannot read the data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DataProblem {
+    pub(super) text: String,
+    /// True if a file or folder is absent.
+    pub(super) is_missing: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -249,7 +257,7 @@ fn compute(config: &ComputeSection, world: &World) -> Result<ComputeFacts, Strin
 fn data(
     config: &DoctorConfig,
     communicator: &dyn Communicator,
-) -> Result<Result<DataFacts, String>> {
+) -> Result<Result<DataFacts, DataProblem>> {
     let quiet = Reporter::new(false);
     let no_class_names = || Ok(None);
     let splits = data::open(
@@ -282,6 +290,9 @@ fn data(
             splits: of_splits,
             notes: data::notes(splits),
         }),
-        Err(error) => Err(format!("{error:#}")),
+        Err(error) => Err(DataProblem {
+            text: format!("{error:#}"),
+            is_missing: matches!(error.downcast_ref(), Some(DatasetError::Missing { .. })),
+        }),
     })
 }

@@ -570,10 +570,13 @@ fn data_set(facts: &Facts<'_>) -> Finding {
     let root = match (&facts.root.data, failed.first().map(|rank| &rank.data)) {
         (Ok(root), None) => root,
         (Err(error), _) | (_, Some(Err(error))) => {
-            return Finding::fail(
-                format!("{}: {error}", named(&failed)),
-                "put the data at the same path on every node, name it with --data-dir, or let train --download fetch it",
-            );
+            let found = format!("{}: {}", named(&failed), error.text);
+            const ABSENT: &str = "put the data at the same path on every node, name it with --data-dir, or let train --download fetch it";
+            return Finding {
+                // Other errors have their own remedy.
+                remedy: error.is_missing.then(|| ABSENT.to_owned()),
+                ..Finding::fail(found, "")
+            };
         }
         (Ok(root), Some(Ok(_))) => root,
     };

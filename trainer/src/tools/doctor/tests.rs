@@ -2,7 +2,7 @@
 
 // tidy: long file because every verdict is tested on the same invented ranks
 
-use super::facts::{ComputeFacts, DataFacts, PlaceFacts, ProgramFacts, SplitFacts};
+use super::facts::{ComputeFacts, DataFacts, DataProblem, PlaceFacts, ProgramFacts, SplitFacts};
 use super::machine::{
     GpuFacts, InterfaceFacts, MemoryFacts, NcclFacts, ProcessorFacts, QuotaFacts,
 };
@@ -719,15 +719,25 @@ fn every_rank_reads_the_same_images_and_the_notes_of_the_scan_are_shown() {
     fn data(rank: &mut RankFacts) -> &mut DataFacts {
         rank.data.as_mut().unwrap()
     }
+    let problem = |text: &str, is_missing| {
+        let text = text.to_owned();
+        Err(DataProblem { text, is_missing })
+    };
     expect(
         "data set",
         4,
         &[
             (
-                &|ranks| ranks[1].data = Err("cifar: no file".to_owned()),
+                &|ranks| ranks[1].data = problem("cifar: no file", true),
                 Fail,
                 &["rank 1 on n1: cifar: no file"],
                 "--data-dir",
+            ),
+            (
+                &|ranks| ranks[1].data = problem("test: other classes. Rename these.", false),
+                Fail,
+                &["rank 1 on n1: test: other classes. Rename these."],
+                "",
             ),
             (
                 &|ranks| data(&mut ranks[2]).splits[1].checksum = "56".repeat(32),
