@@ -22,12 +22,12 @@ use crate::run_directory::{self, PlacedCommand};
 
 const DETAILS: &str = "\
 Example: trainer launch -n 4 -- train --dataset cifar10 --epochs 10
-A rank is bound to one core where it has just one, or to as many as --threads of the command says, while there are
+A rank is bound to one core where it has just one, or to as many as --threads of the command says, while there are \
 enough; two jobs at once on one machine would be bound to the same cores.
 With --hosts this program must have the same path on every host, as on a shared file system.
 SIGTERM, SIGINT (Ctrl-C) and SIGHUP (a closed terminal) stop all ranks at the same step with a checkpoint.
 A second SIGTERM or SIGINT ends all ranks at once.
-With --restarts a failed `train` resumes from its last checkpoint. Its directory is --output-dir, also that of --config,
+With --restarts a failed `train` resumes from its last checkpoint. Its directory is --output-dir, also that of --config, \
 otherwise runs/NAME, and contains the script that restarts it, launch.sh.";
 
 /// Flags of `trainer launch`.

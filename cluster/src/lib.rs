@@ -25,6 +25,7 @@ pub mod process;
 mod restart;
 pub mod run_directory;
 pub mod slurm;
+pub mod words;
 
 pub use hosts::HostsCommand;
 pub use launch::LaunchArgs;

@@ -40,7 +40,7 @@ Example, as root:
     trainer hosts up 1gbit
     trainer hosts run -n 2 -- trainer bench --threads 1
     trainer hosts down
-The hosts share this machine's processors, memory and disks, and their network has hardly any latency: only rates are
+The hosts share this machine's processors, memory and disks, and their network has hardly any latency: only rates are \
 emulated.";
 
 /// Commands of `trainer hosts`.

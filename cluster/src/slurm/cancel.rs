@@ -41,7 +41,7 @@ pub struct CancelArgs {
 }
 
 const DETAILS: &str = "\
-A running job is asked to stop at its next step, writes a checkpoint and ends; one that has not ended after so many
+A running job is asked to stop at its next step, writes a checkpoint and ends; one that has not ended after so many \
 seconds, one that has not begun, and any with --now is cancelled by plain scancel.";
 
 impl CancelArgs {

@@ -74,7 +74,9 @@ fn rows(which: &[&str]) -> Outcome<Vec<QueuedJob>> {
             lines.map(row).collect()
         }
         Err(failure) if failure.to_string().contains("Invalid job id") => Ok(Vec::new()),
-        Err(failure) => Err(failure),
+        Err(failure) => Err(failed!(
+            "{failure}. If Slurm's controller does not answer: try again later, or on a submit host of the cluster"
+        )),
     }
 }
 
@@ -164,7 +166,7 @@ impl NamedJob {
             ));
         }
         let job = recorded_job(directory)?.ok_or_else(|| {
-            failed!("{word} has no file `{JOBS}`: expected a directory that `trainer slurm submit` was given or made")
+            failed!("{word} has no file `{JOBS}`: expected the directory of a run that Slurm has accepted from `trainer slurm submit`")
         })?;
         Ok(NamedJob {
             job,

@@ -20,8 +20,8 @@ const EARLY_S: usize = 60;
 const MOST_WARN_S: usize = 65535;
 
 const DETAILS: &str = "\
-Example: trainer slurm submit --nodes 2 --ntasks-per-node 8 --time 12:00:00 --requeue -- train --dataset cifar10
-The run's directory is --output-dir of `train`, also that of its --config, else runs/NAME; it must lie on a file system that
+Example: trainer slurm submit --nodes 2 --ntasks-per-node 8 --requeue -- train
+The run's directory is --output-dir of `train`, also that of its --config, else runs/NAME; it must lie on a file system that \
 all nodes share, as must the program. `train` gets --resume: the same directory submitted again resumes from its last checkpoint.
 With --array every task has its own directory, DIR-TASK: --array 0-3 -- train --seed {task}
 The other commands (bench, eval, …) are started as they are, without --requeue and --restarts.";

@@ -5,14 +5,15 @@
 //! Invariant: ranks run this program, or the named one. A directory has one job in the queue,
 //! unless a second job depends on another.
 
-use std::fs::OpenOptions;
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
 use clap::Parser;
 
-use super::request::{Request, SubmitArgs};
+use super::request::{Request, SubmitArgs, TASK};
 use super::{queue, require, script};
 use crate::failure::{Failure, Outcome, at, failed};
 use crate::mpirun;
@@ -20,11 +21,15 @@ use crate::options;
 use crate::output::{self, say};
 use crate::process;
 use crate::run_directory;
+use crate::words;
 
 impl SubmitArgs {
     pub(super) fn run(&self) -> Outcome {
         let request = Request::read(self)?;
         let trainer = self.program()?;
+        for warning in self.warnings(&request, &trainer)? {
+            eprintln!("warning: {warning}");
+        }
         if self.dry_run {
             return output::result(&script::text(&request, &trainer));
         }
@@ -35,6 +40,37 @@ impl SubmitArgs {
         let (job, file) = place(&request, &trainer)?;
         say!("{}", report(&request, &job, &file));
         Ok(())
+    }
+
+    /// Refuses a command that the trainer would refuse in the job, and returns what looks wrong.
+    fn warnings(&self, request: &Request, trainer: &Path) -> Outcome<Vec<String>> {
+        let mut warnings = Vec::new();
+        let job = &request.job;
+        let mut words = vec![job.command.clone()];
+        words.extend(job.words.iter().cloned());
+        if let Some(array) = &self.array {
+            let first = array.tasks.first().unwrap_or(&0).to_string();
+            if !job.words.iter().any(|word| word.contains(TASK)) {
+                warnings.push(format!(
+                    "--array: all tasks run the same command (expected {TASK} in it, such as --seed {TASK})"
+                ));
+            }
+            words = words
+                .iter()
+                .map(|word| word.replace(TASK, &first))
+                .collect();
+        }
+        let begun = job.directory.join("run.toml");
+        let names_options = |flag: &&str| options::value_of(&words, flag).is_some();
+        if job.trains() && begun.exists() && !["--config", "--recipe"].iter().any(names_options) {
+            words.extend(["--config".to_owned(), begun.display().to_string()]);
+        }
+        // The program of an image is not here.
+        if self.container.is_none() {
+            let ranks = self.nodes * self.ntasks_per_node;
+            warnings.extend(words::check(trainer, &words, ranks)?);
+        }
+        Ok(warnings)
     }
 
     /// Returns the program of the ranks; with an image its path there.
@@ -51,11 +87,27 @@ impl SubmitArgs {
 /// script.
 fn place(request: &Request, trainer: &Path) -> Outcome<(String, PathBuf)> {
     let file = request.job.directory.join(script::FILE);
+    let directories = request.directories().into_iter();
+    let paths: Vec<PathBuf> = directories.map(|(_, directory)| directory).collect();
+    let is_new = |path: &&Path| !path.exists();
+    let all = paths.iter().chain([&request.job.directory, &file]);
+    let new: BTreeSet<PathBuf> = all
+        .flat_map(|path| path.ancestors().take_while(is_new))
+        .map(Path::to_owned)
+        .collect();
     run_directory::write(&file, &script::text(request, trainer))?;
-    for (_, directory) in request.directories() {
-        std::fs::create_dir_all(&directory).map_err(at(&directory))?;
+    for directory in &paths {
+        fs::create_dir_all(directory).map_err(at(directory))?;
     }
-    let job = submit(&file)?;
+    let job = submit(&file).inspect_err(|_| {
+        // Without a job the script and the empty directories mislead `slurm logs`.
+        for path in new.iter().rev() {
+            let _ = match path == &file {
+                true => fs::remove_file(path),
+                false => fs::remove_dir(path),
+            };
+        }
+    })?;
     record(&request.job.directory, &job)?;
     for (task, directory) in request.directories() {
         if let Some(task) = task {

@@ -48,7 +48,9 @@ pub use prediction::{
 };
 pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, ProfileFile};
 pub use progress::RunProgress;
-pub use run::{DatasetFacts, EpochRecord, GradientNoise, LaunchFacts, Manifest, Seconds, quoted};
+pub use run::{
+    DatasetFacts, EpochRecord, GradientNoise, JOB_SCRIPT, LaunchFacts, Manifest, Seconds, quoted,
+};
 pub use settings::{OF_SYNCHRONISATION, WORK, count_all_passes, is_of_rank, method, name, text};
 pub use study::{
     ATTEMPT_SCHEMA, AttemptRecord, Machine, OtherCores, Quiet, STUDY_SCHEMA, Status, Study,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::ops::AddAssign;
+use std::path::Path;
 
 /// Data of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,6 +83,39 @@ pub fn quoted(word: impl AsRef<OsStr>) -> String {
         format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
+
+impl Manifest {
+    /// Returns the command that resumes the run in `directory` with as many ranks: its Slurm job, or
+    /// `train --resume` under a launcher.
+    pub fn resume_command(&self, directory: &Path) -> String {
+        // A task of an array has the directory DIR-TASK.
+        let task = directory.to_str().and_then(|text| text.rsplit_once('-'));
+        let is_number = |text: &str| text.bytes().all(|digit| digit.is_ascii_digit());
+        let task = task.filter(|(_, task)| !task.is_empty() && is_number(task));
+        let of_array = task.map(|(array, task)| (format!("--array {task} "), Path::new(array)));
+        let jobs = [Some((String::new(), directory)), of_array];
+        let scripts = jobs.into_iter().flatten();
+        let mut scripts = scripts.map(|(flag, job)| (flag, job.join(JOB_SCRIPT)));
+        if let Some((flag, script)) = scripts.find(|(_, script)| script.exists()) {
+            return format!("sbatch {flag}{}", quoted(script));
+        }
+        let program = self.command_line.first().map(Path::new);
+        let program = program.and_then(Path::file_name);
+        let program = program.map_or_else(String::new, quoted);
+        let program = match (self.launch.ranks, self.launch.nodes.len()) {
+            (0 | 1, _) => program,
+            (ranks, 0 | 1) => format!("{program} launch -n {ranks} --"),
+            (ranks, _) => format!("mpirun -n {ranks} {program}"),
+        };
+        format!(
+            "{program} train --resume --output-dir {}",
+            quoted(directory)
+        )
+    }
+}
+
+/// Batch script in the directory of a run that `trainer slurm submit` has submitted.
+pub const JOB_SCRIPT: &str = "job.sbatch";
 
 /// Seconds by phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -265,5 +299,40 @@ mod tests {
             [quoted("--model"), quoted("a b"), quoted("it's"), quoted("")],
             ["--model", "'a b'", "'it'\\''s'", "''"]
         );
+    }
+
+    #[test]
+    fn a_run_resumes_by_its_job_or_with_as_many_ranks() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("run");
+        let task = folder.path().join("run-3");
+        let shown = directory.display().to_string();
+        let on = |ranks, nodes: &[&str]| Manifest {
+            command_line: vec!["/bin/trainer".to_owned(), "train".to_owned()],
+            launch: LaunchFacts {
+                ranks,
+                nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+                ..LaunchFacts::default()
+            },
+            ..Manifest::default()
+        };
+        for (manifest, start) in [
+            (on(1, &["a"]), "trainer"),
+            (on(2, &["a"]), "trainer launch -n 2 --"),
+            (on(2, &["a", "b"]), "mpirun -n 2 trainer"),
+        ] {
+            assert_eq!(
+                manifest.resume_command(&directory),
+                format!("{start} train --resume --output-dir {shown}")
+            );
+        }
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join(JOB_SCRIPT), "").unwrap();
+        for (directory, flag) in [(&directory, ""), (&task, "--array 3 ")] {
+            assert_eq!(
+                on(2, &["a", "b"]).resume_command(directory),
+                format!("sbatch {flag}{shown}/job.sbatch")
+            );
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! Invariant: every attempt is kept, and a finished repetition is never run again. A study that was
 //! stopped in any way can be resumed.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,11 +28,12 @@ use cluster::options;
 use cluster::output::{self, say};
 use cluster::process;
 use cluster::slurm;
+use cluster::words;
 
 const DETAILS: &str = "\
 Example: trainer study lab/studies/two-hosts.toml
 The same command resumes a stopped study. Ctrl-C ends the run in progress with all its ranks.
-A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed
+A run that others disturb (more than quiet_cores of the processors) is repeated, at most `attempts` times; --again-disturbed \
 tries those again, as often. --set changes keys of the file: --set data_dir=/data,steps=5,ranks=[1,2]
 Networks hosts:RATE need root (`trainer hosts --help`); network slurm needs a cluster.
 docs/reference/studies.md describes the keys of a study file.";
@@ -96,8 +98,13 @@ impl StudyArgs {
         let chosen = self.chosen(&cells)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
         flags::check(&file, &trainer, &chosen)?;
+        let mut warnings = BTreeSet::new();
         for cell in &chosen {
             job::check(&file, cell)?;
+            warnings.extend(self.check_words(cell, &trainer)?);
+        }
+        for warning in warnings {
+            eprintln!("warning: {warning}");
         }
         if self.dry_run {
             return output::result(&listed(&chosen));
@@ -132,6 +139,21 @@ impl StudyArgs {
         match failures.is_empty() {
             true => Ok(()),
             false => Err(Failure::Failed(failures.join("; "))),
+        }
+    }
+
+    /// Refuses a cell whose command the trainer would refuse. Returns a warning if the data of a
+    /// dry run or of a job are not here.
+    fn check_words(&self, cell: &Cell, trainer: &Path) -> Outcome<Option<String>> {
+        if cell.peer().is_some() {
+            return Ok(None);
+        }
+        let refused = |text: &str| usage!("{}: cell {}: {text}", self.file, cell.id);
+        let checked = words::check(trainer, &cell.arguments, cell.world_size);
+        let missing = checked.map_err(|failure| refused(&failure.to_string()))?;
+        match missing {
+            Some(missing) if !self.dry_run && !cell.is_job() => Err(refused(&missing)),
+            missing => Ok(missing),
         }
     }
 

@@ -31,12 +31,12 @@ use cluster::output::say;
 const DETAILS: &str = "\
 Example: trainer compare --with pytorch,jax --models resnet20,resnet44 --ranks 1,2
 
-The output directory is that of a study: `trainer report` shows it, and the same command resumes it with the same
-program. Environments of other frameworks are made below --peers-dir where they are missing (PyTorch takes 5.5 GB,
-TensorFlow 1.5 GB, JAX 0.6 GB, MXNet 0.3 GB; Horovod is built with mpicxx). A throughput counts only if its losses after
-2 and 5 steps agree with Lockstep's. Each framework competes with the best of its usual settings (layout, compiler,
-allocator, buckets), found by one run of each option; --all-variants prints all. Ratios are taken within a round: the
-table shows their median and an interval that contains the true median with 95 %. Several ranks of Lockstep and of
+The output directory is that of a study: `trainer report` shows it, and the same command resumes it with the same \
+program. Environments of other frameworks are made below --peers-dir where they are missing (PyTorch takes 5.5 GB, \
+TensorFlow 1.5 GB, JAX 0.6 GB, MXNet 0.3 GB; Horovod is built with mpicxx). A throughput counts only if its losses after \
+2 and 5 steps agree with Lockstep's. Each framework competes with the best of its usual settings (layout, compiler, \
+allocator, buckets), found by one run of each option; --all-variants prints all. Ratios are taken within a round: the \
+table shows their median and an interval that contains the true median with 95 %. Several ranks of Lockstep and of \
 Horovod are always started by mpirun or srun.";
 
 /// Small images have 10 classes, and trainings start from weights for as many.

@@ -91,7 +91,10 @@ impl Runs<'_> {
         };
         let mut record = attempt.record();
         (record.started, record.seconds) = times(&job);
-        record.command = format!("sbatch {}", process::quoted(folder.join("job.sbatch")));
+        record.command = format!(
+            "sbatch {}",
+            process::quoted(folder.join(records::JOB_SCRIPT))
+        );
         self.judge(&mut record, result, looks);
         Ok(record)
     }

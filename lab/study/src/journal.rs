@@ -8,6 +8,7 @@ use std::path::Path;
 use cluster::failure::{Outcome, at, failed};
 use cluster::output::say;
 use records::{AttemptRecord, JsonLines, Status, read_lines};
+use serde_json::Value;
 
 const FILE: &str = "records.jsonl";
 
@@ -110,6 +111,14 @@ impl Records {
             .iter()
             .filter(|line| line.cell == cell && line.status != Status::Failed);
         ended.max_by_key(|line| (line.status == Status::Ok, line.repetition, line.attempt))
+    }
+
+    /// Returns the newest result of a repetition.
+    pub(crate) fn result<'a>(&'a self, cell: &'a str, repetition: usize) -> Option<&'a Value> {
+        let newest = self
+            .of(cell, repetition)
+            .rfind(|line| line.status != Status::Failed);
+        newest.map(|line| &line.result)
     }
 
     /// Returns the last attempt's status.

@@ -27,6 +27,7 @@ mod predict;
 mod processes;
 mod quiet;
 mod runs;
+mod scores;
 mod session;
 mod starts;
 

@@ -19,6 +19,7 @@ use crate::journal::Records;
 use crate::peers::{Peers, Setting};
 use crate::predict::of_one_rank;
 use crate::runs::{Runs, alone};
+use crate::scores;
 use crate::starts;
 use cluster::failure::{Outcome, failed};
 use cluster::guard::Guarded;
@@ -176,6 +177,17 @@ impl<'a> StudyRunner<'a> {
             let place = format!("[{}/{num_all}]", num_done + index + 1);
             self.repeat(*attempt, &place, &attempts[index + 1..])?;
         }
+        let trainings = cells
+            .iter()
+            .filter(|cell| cell.kind == Kind::Train && cell.framework.is_none());
+        let results = trainings.map(|cell| {
+            let runs = (1..=cell.repetitions)
+                .filter_map(|repetition| self.records.result(&cell.id, repetition));
+            (cell.id.as_str(), runs.map(scores::of).collect())
+        });
+        for line in scores::table(results.collect()) {
+            say!("{line}");
+        }
         // A missing framework is a gap of the comparison.
         let is_failed = |cell: &&Cell| {
             cell.peer().is_none()
@@ -317,6 +329,9 @@ fn line(cell: &Cell, record: &AttemptRecord) -> String {
     }
     if let Some(rate) = record.images_per_second() {
         line.push_str(&format!(" | {} images/s", records::rate(rate)));
+    }
+    for (name, value) in scores::of(&record.result) {
+        line.push_str(&format!(" | {}", scores::shown(&name, value, None)));
     }
     if let Some(seconds) = record.seconds {
         line.push_str(&format!(" | {seconds:.1} s"));

@@ -93,10 +93,15 @@ fn a_study_names_its_cells_from_its_file_alone() {
 fn wrong_usage_ends_with_code_2_and_names_the_flag() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("run")).unwrap();
+    let with = |keys: &str| format!("{STUDY}kind = \"train\"\n{keys}");
     for (file, text) in [
         ("s.toml", STUDY),
         ("modle.toml", &format!("{STUDY}modle = \"resnet8\"\n")),
         ("run/run.toml", ""),
+        ("bad.toml", &with("learning_rate = [0.1, -0.03]\n")),
+        ("word.toml", &with("learning_rate = \"abc\"\n")),
+        ("none.toml", &with("epochs = 0\n")),
+        ("kind.toml", &format!("{STUDY}epochs = 1\n")),
     ] {
         fs::write(folder.path().join(file), text).unwrap();
     }
@@ -111,6 +116,30 @@ fn wrong_usage_ends_with_code_2_and_names_the_flag() {
             "study --dry-run s.toml --set foo=2",
             "foo: unknown key for bench",
         ),
+        ("study --dry-run modle.toml", "did you mean model"),
+        (
+            "study --dry-run kind.toml",
+            "set kind = \"train\" in its [[matrix]]",
+        ),
+        ("study --dry-run bad.toml", "--learning-rate: expected"),
+        ("study bad.toml", "-0.03"),
+        (
+            "study --dry-run word.toml",
+            "expected a number, such as 0.1, got `abc`",
+        ),
+        ("study --dry-run none.toml", "--epochs: expected"),
+        (
+            "slurm submit --ntasks-per-node 2 --dry-run -- train --lr 1",
+            "write --learning-rate RATE",
+        ),
+        (
+            "slurm submit --ntasks-per-node 2 --dry-run -- train --global-batch-size 7",
+            "does not divide among 2",
+        ),
+        (
+            "slurm submit --ntasks-per-node 2 --dry-run -- eval --wieghts x",
+            "unexpected argument '--wieghts'",
+        ),
         ("study s.toml --output run", "is not a study's"),
         ("compare --models resnet21", "model: expected resnet<6n+2>"),
     ] {
@@ -119,6 +148,53 @@ fn wrong_usage_ends_with_code_2_and_names_the_flag() {
     }
     let files = fs::read_dir(folder.path().join("run")).unwrap();
     assert_eq!(files.count(), 1, "a study wrote into the folder of a run");
+}
+
+#[test]
+fn a_job_with_absent_data_or_equal_tasks_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = "slurm submit --ntasks-per-node 1 --array 0-3 --dry-run -- train \
+                --dataset image-folder --data-dir nope";
+    let text = ended_with(0, within(&folder, line));
+    for warning in ["nope does not exist", "all tasks run the same command"] {
+        assert!(text.contains(warning), "{warning}: {text}");
+    }
+    let train = "kind = \"train\"\ndataset = \"image-folder\"\ndata-dir = \"nope\"\n";
+    fs::write(folder.path().join("s.toml"), format!("{STUDY}{train}")).unwrap();
+    let text = ended_with(0, within(&folder, "study s.toml --dry-run"));
+    assert!(text.contains("nope does not exist"), "{text}");
+    ended_with(2, within(&folder, "study s.toml"));
+}
+
+#[test]
+fn a_job_that_slurm_rejects_leaves_no_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    stand_in(
+        &folder.path().join("sbatch"),
+        "echo no such partition >&2; exit 1",
+    );
+    let path = std::env::var("PATH").unwrap();
+    for line in [
+        "slurm submit --ntasks-per-node 1 --name night -- train",
+        "slurm submit --ntasks-per-node 1 --name night --array 0-1 -- train --seed {task}",
+    ] {
+        let mut submit = within(&folder, line);
+        submit.env("PATH", format!("{}:{path}", folder.path().display()));
+        let text = ended_with(1, submit);
+        assert!(text.contains("no such partition"), "{text}");
+        assert!(!folder.path().join("runs").exists());
+    }
+}
+
+#[test]
+fn a_resume_that_names_no_run_and_no_option_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = ended_with(
+        2,
+        within(&folder, "train --resume --threads 1 --output-dir nope"),
+    );
+    assert!(text.contains("nope, which does not exist"), "{text}");
+    assert!(!folder.path().join("nope").exists());
 }
 
 #[test]

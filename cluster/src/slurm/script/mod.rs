@@ -21,7 +21,7 @@ use super::request::{Request, TASK};
 use crate::process::quoted;
 use crate::restart::{ScriptLauncher, Start};
 
-pub(super) const FILE: &str = "job.sbatch";
+pub(super) use records::JOB_SCRIPT as FILE;
 
 /// Returns the script for a trainer at this path.
 pub(super) fn text(request: &Request, trainer: &Path) -> String {

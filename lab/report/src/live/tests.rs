@@ -205,7 +205,12 @@ fn a_run_is_silent_dead_stopped_or_finished_as_its_files_say() {
         ..summary(String::new())
     };
     write(&folder, "summary.json", &stopped);
-    assert!(shown(&folder).contains("stopped with a checkpoint"));
+    let page = shown(&folder);
+    assert!(page.contains("stopped with a checkpoint"), "{page}");
+    let directory = folder.path().display();
+    let command = format!("launch -n 2 -- train --resume --output-dir {directory}` continues");
+    let words: Vec<&str> = page.split_whitespace().collect();
+    assert!(words.join(" ").contains(&command), "{page}");
     write(
         &folder,
         "summary.json",

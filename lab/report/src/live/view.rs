@@ -220,17 +220,21 @@ fn stage(live: &Live) -> String {
         .summary
         .as_ref()
         .is_some_and(|summary| summary.steps == 0);
+    let resumes = live.run.manifest().map_or_else(String::new, |manifest| {
+        let command = manifest.resume_command(&live.run.directory);
+        format!("; `{command}` continues")
+    });
     match &live.stage {
         Stage::NotBegun => {
             "not started: the directory has no files of a run; if its job waits in a queue, see `trainer slurm status`".to_owned()
         }
         Stage::Running(age) => format!("running: {phase} (written {} ago)", time(*age)),
         Stage::Silent(age) => format!("silent for {} in {phase}: slow or dead", time(*age)),
-        Stage::Dead => format!("dead: its process ended in {phase}; `trainer train --resume` continues"),
+        Stage::Dead => format!("dead: its process ended in {phase}{resumes}"),
         Stage::Stopped if ran_no_step => {
-            "stopped before its first step, without a checkpoint; `trainer train --resume` starts it again".to_owned()
+            format!("stopped before its first step, without a checkpoint{resumes}")
         }
-        Stage::Stopped => "stopped with a checkpoint; `trainer train --resume` continues".to_owned(),
+        Stage::Stopped => format!("stopped with a checkpoint{resumes}"),
         Stage::Finished => "finished".to_owned(),
     }
 }
