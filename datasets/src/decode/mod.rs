@@ -331,6 +331,10 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     };
     let image = image.map_err(|error| match error {
         ImageError::Limits(_) => too_large(error, bytes),
+        // Some texts show a value of Rust.
+        ImageError::Decoding(error) if error.to_string().contains('{') => {
+            format!("the {} file is damaged", error.format_hint())
+        }
         error => error.to_string(),
     })?;
     check_size([image.width(), image.height()], 0, bytes)?;

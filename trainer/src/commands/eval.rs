@@ -104,11 +104,16 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
     let result = evaluation
         .by_class((&split, None), &*samples, names, communicator)?
         .context("eval: stopped by a signal before all images were measured")?;
+    let progress = saved.state.as_ref().map(|state| &state.progress);
+    let epoch = progress.map_or_else(String::new, |progress| match progress.step_in_epoch {
+        0 => format!(" | epoch {}", progress.epoch),
+        step => format!(" | epoch {} step {step}", progress.epoch + 1),
+    });
     // Only root has the answers of all ranks.
     let result = found_by_root(communicator, || Ok(result))?;
     world
         .reporter
-        .evaluation(&format!("{} on {split_name}", saved.name()), &result);
+        .evaluation(&format!("{} on {split_name}{epoch}", saved.name()), &result);
     if args.json {
         world.reporter.json(&result)?;
     }

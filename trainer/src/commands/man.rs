@@ -13,9 +13,13 @@ use clap::builder::PossibleValue;
 use clap::{Arg, Command};
 use clap_complete::aot;
 use cluster::output::unless_reader_left;
+use records::wrapped;
 
 use crate::config::cli::{CliOf, CompletionsArgs, ManArgs};
 use crate::task::Task;
+
+/// Width of the texts below a command's flags in the page of all flags.
+const PAGE_COLUMNS: usize = 100;
 
 const FLAGS_PAGE: &str = "flags.md";
 
@@ -121,7 +125,16 @@ fn section<'a>(command: &'a Command, above: &str, page: &mut String, earlier: &m
         }
     }
     if let Some(details) = command.get_after_help() {
-        let _ = write!(page, "\n```text\n{}\n```\n", details.to_string().trim_end());
+        page.push_str("\n```text\n");
+        for line in details.to_string().trim_end().lines() {
+            // Short lines keep their indentation.
+            let text = match line.len() > PAGE_COLUMNS {
+                true => wrapped(line, PAGE_COLUMNS).join("\n"),
+                false => line.to_owned(),
+            };
+            let _ = writeln!(page, "{text}");
+        }
+        page.push_str("```\n");
     }
     for subcommand in command.get_subcommands() {
         section(subcommand, &name, page, earlier);

@@ -180,7 +180,7 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
     let failed = images.iter().filter(|image| image.error.is_some()).count();
     if failed > 0 {
         world.reporter.warn(&format!(
-            "predict: {failed} of {} images could not be read",
+            "predict: {failed} of {} images or folders could not be read",
             images.len()
         ));
     }

@@ -132,7 +132,7 @@ fn output_path(config: &ScalingConfig, network: &NamedNetwork) -> Option<PathBuf
 
 fn profiles<T: Task>(config: &ScalingConfig, world: &World) -> Result<Vec<ProfileFile>> {
     let Some(bench) = &config.bench else {
-        return read_profiles(&config.profiles);
+        return read_profiles(&config.profiles).context("--profile");
     };
     let mut profiles = vec![measured::<T>(bench, world)?];
     if config.scaling == Scaling::Strong && bench.batch_size_per_rank > 1 {

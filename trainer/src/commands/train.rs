@@ -15,9 +15,9 @@ use datasets::{Samples, Splits};
 use distributed::communicator::Launcher;
 use distributed::replica::ParameterLayout;
 use distributed::{Communicator, ROOT, watchdog};
-use records::{DatasetFacts, LaunchFacts, Manifest, Summary, quoted};
+use records::{DatasetFacts, Manifest, Summary, counted, quoted};
 
-use crate::config::cli::TrainArgs;
+use crate::config::cli::{ComputeArgs, TrainArgs};
 use crate::config::{BatchNormKind, ConfigError, Family, OptimizerChoice, TrainConfig, timeout};
 use crate::measure::gather;
 use crate::measure::manifest;
@@ -28,7 +28,7 @@ use crate::model::network::load_weights_with_report;
 use crate::model::parts;
 use crate::run::best::BestRule;
 use crate::run::checkpoint::{CheckpointStore, Progress};
-use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory, holder};
+use crate::run::directory::{CHECKPOINTS, FILES, LOG, RUN_TOML, RunDirectory, expect_run, holder};
 use crate::run::head::head;
 use crate::run::identity;
 use crate::run::resumption::Resumption;
@@ -160,6 +160,20 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
     other_split
         .iter()
         .for_each(|warning| reporter.warn(warning));
+    let num_samples = data.train.len();
+    let batch = config.batch.global_batch_size;
+    if num_samples < batch {
+        reporter.note(&format!(
+            "batch {batch} exceeds the {}",
+            counted(num_samples, "training sample")
+        ));
+    }
+    let has_batch_norm = ParameterLayout::statistics(&model).num_elements() > 0;
+    if let Some(warning) = config.warning_of_last_batch(num_samples)
+        && has_batch_norm
+    {
+        reporter.warn(&warning);
+    }
 
     let start = Instant::now();
     let (workers, server_link) = match Role::of(&config.sync, &world.communicator)? {
@@ -225,34 +239,26 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
     }
     let directory = directory.as_ref().map(RunDirectory::path);
     let next = directory.map_or_else(Vec::new, |directory| {
-        next_commands(directory, &manifest.launch, outcome.stopped_early)
+        next_commands(directory, &manifest, outcome.stopped_early)
     });
     reporter.finish(&summary, directory, &next);
     Ok(outcome)
 }
 
-/// Returns commands for a run that has ended: `--resume` if it `is_stopped`, otherwise a report and
-/// an evaluation.
-fn next_commands(directory: &Path, launch: &LaunchFacts, is_stopped: bool) -> Vec<String> {
-    let program = std::env::args_os().next().map(PathBuf::from);
+/// Returns commands for a run that has ended: one that resumes it if it `is_stopped`, otherwise a
+/// report and an evaluation.
+fn next_commands(directory: &Path, manifest: &Manifest, is_stopped: bool) -> Vec<String> {
+    if is_stopped {
+        return vec![manifest.resume_command(directory)];
+    }
+    let program = manifest.command_line.first().map(PathBuf::from);
     let program = program.as_deref().and_then(Path::file_name);
     let program = program.map_or_else(String::new, quoted);
     let directory = quoted(directory);
-    if !is_stopped {
-        return vec![
-            format!("{program} report {directory}"),
-            format!("{program} eval --checkpoint {directory}"),
-        ];
-    }
-    // Several nodes need their launcher again.
-    let launcher = if launch.ranks > 1 && launch.nodes.len() == 1 {
-        format!(" launch -n {} --", launch.ranks)
-    } else {
-        String::new()
-    };
-    vec![format!(
-        "{program}{launcher} train --resume --output-dir {directory}"
-    )]
+    vec![
+        format!("{program} report {directory}"),
+        format!("{program} eval --checkpoint {directory}"),
+    ]
 }
 
 /// Prepares the output directory, and its newest checkpoint if the run resumes. Either all ranks
@@ -321,7 +327,7 @@ fn initial_model<T: Task>(
             } else {
                 Head::OfFile
             };
-            load_weights_with_report(model, path, head, &world.reporter)?
+            load_weights_with_report(model, path, head, &world.reporter).context("--weights")?
         }
         _ => model,
     };
@@ -395,6 +401,13 @@ fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConf
     // Flags that differ between ranks are compared later. Here all ranks must take the same path.
     let mut of_ranks = [u64::from(args.resume)];
     communicator.all_reduce_max_u64(&mut of_ranks)?;
+    if of_ranks != [0] && resumes_only(args) {
+        let exists = match &args.run.output_dir {
+            Some(directory) if world.is_root() => expect_run(directory),
+            _ => Ok(()),
+        };
+        gather::accepted_by_root(communicator, exists.map_err(Error::from))?;
+    }
     let saved = match of_ranks {
         [0] => None,
         _ => gather::found_by_root(communicator, || {
@@ -408,6 +421,16 @@ fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConf
         Some(saved) => TrainConfig::resolve_over(&saved, family, args, world_size)?,
         None => TrainConfig::resolve_for(family, args, world_size)?,
     })
+}
+
+/// Returns true if no option describes a new run.
+fn resumes_only(args: &TrainArgs) -> bool {
+    let mut others = args.clone();
+    others.run.output_dir = None;
+    others.compute = ComputeArgs::default();
+    others.resume = false;
+    others.allow_changed_data = false;
+    others == TrainArgs::default()
 }
 
 /// Returns the text of `run.toml`, if the file exists.

@@ -316,6 +316,30 @@ impl TrainConfig {
         self.batch.global_batch_size / parts
     }
 
+    /// Returns a warning if the last batch of an epoch of `num_samples` gives batch norm too few
+    /// samples, although a whole batch does not.
+    pub fn warning_of_last_batch(&self, num_samples: usize) -> Option<String> {
+        const FEW: usize = 4;
+        let batch = self.batch.global_batch_size;
+        let rest = num_samples % batch;
+        if self.train_split.drop_last || rest == 0 {
+            return None;
+        }
+        let micro = self.micro_batch_size();
+        let (shards, pass) = match self.batch.batch_norm {
+            BatchNormKind::Local => (batch / micro / self.batch.grad_accum_steps(), micro),
+            BatchNormKind::Sync => (1, batch / self.batch.grad_accum_steps()),
+        };
+        let of_shards = [rest / shards, rest.div_ceil(shards)].into_iter();
+        let of_passes = of_shards
+            .filter(|samples| *samples > 0)
+            .map(|samples| (samples - 1) % pass + 1);
+        let fewest = of_passes.min().filter(|fewest| *fewest < FEW.min(pass))?;
+        Some(format!(
+            "--global-batch-size {batch}: the last of {num_samples} training samples give batch norm too few at a time (expected {FEW} or more, got {fewest}). Add --drop-last, or choose another batch size"
+        ))
+    }
+
     /// Returns the learning rate after warmup.
     pub fn peak_learning_rate(&self) -> f64 {
         self.optimizer

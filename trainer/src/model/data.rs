@@ -8,17 +8,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 #[cfg(feature = "parquet")]
 use datasets::parquet_files;
 use datasets::{
-    Augment, Cifar, DatasetSplits, Distortion, ImageDataset, ImageShape, Normalization,
-    RandAugment, ReadConfig, ResizedCrop, Samples, ShapesDataset, ShardConfig, ShardPlan, Sizing,
-    Split, Splits, Subset, SyntheticConfig, cifar, class_sizes, image_folder, synthetic,
-    tar_shards,
+    Augment, Cifar, DatasetError, DatasetSplits, Distortion, ImageDataset, ImageShape,
+    Normalization, RandAugment, ReadConfig, ResizedCrop, Samples, ShapesDataset, ShardConfig,
+    ShardPlan, Sizing, Split, Splits, Subset, SyntheticConfig, cifar, class_sizes, image_folder,
+    synthetic, tar_shards,
 };
 use distributed::Communicator;
 use distributed::communicator::Topology;
+use records::grouped;
 
 use crate::config::choices::Resolution;
 use crate::config::cli::environment;
@@ -26,7 +27,7 @@ use crate::config::{
     AugmentKind, CifarFiles, DataSection, DatasetChoice, EvalConfig, ImageFiles, ImageSize,
     LossChoice, NormalizationChoice, TrainConfig, TrainSplitSection,
 };
-use crate::measure::report::Reporter;
+use crate::measure::report::{Reporter, printable};
 use crate::world::ranks;
 
 /// Black pixels around an image before a random crop, as in He et al. 2015 (1512.03385), section
@@ -70,6 +71,7 @@ pub fn open(
     communicator: &dyn Communicator,
     reporter: &Reporter,
 ) -> Result<DatasetSplits> {
+    expect_folder(config)?;
     let mut splits = match &config.dataset {
         DatasetChoice::Shapes {
             shapes_test,
@@ -234,6 +236,7 @@ pub fn open_split(
     reporter: &Reporter,
 ) -> Result<Option<OpenedSplit>> {
     let config = &eval.data;
+    expect_folder(config)?;
     let split = &eval.train_split;
     let named = Split::of_name(name);
     let is_part = split.val_fraction.is_some() && named.is_some_and(|named| named != Split::Test);
@@ -435,6 +438,19 @@ pub fn share_checksums(
     Ok(())
 }
 
+/// Checks that the folder of image files exists.
+fn expect_folder(config: &DataSection) -> Result<(), DatasetError> {
+    match config.image_files() {
+        Some(files) if !files.data_dir.exists() => Err(DatasetError::Missing {
+            what: "--data-dir: images".to_owned(),
+            path: files.data_dir.clone(),
+            expected: "an existing folder".to_owned(),
+            remedy: "Name the folder of the images",
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Returns a weight for each class, if classes have weights; otherwise none.
 ///
 /// # Errors
@@ -444,9 +460,32 @@ pub fn class_weights(config: &TrainConfig, train: &dyn ImageDataset) -> Result<V
         LossChoice::CrossEntropy {
             class_weights: Some(weights),
             ..
-        } => weights.of(&class_sizes(train)).map_err(Error::msg),
+        } => weights
+            .of(&class_sizes(train))
+            .map_err(|problem| anyhow!("{problem}. The classes are {}", class_list(train, &[]))),
         _ => Ok(Vec::new()),
     }
+}
+
+/// Returns the number of classes, and their names with the number of training samples and the
+/// weight of each; of many classes only the first.
+pub fn class_list(train: &dyn ImageDataset, weights: &[f64]) -> String {
+    const COLUMNS: usize = 60;
+    let sizes = class_sizes(train);
+    let mut list = format!("{}: ", sizes.len());
+    for (label, (name, size)) in train.class_names().iter().zip(&sizes).enumerate() {
+        if list.len() > COLUMNS {
+            list.push_str(&format!(", … and {} more", sizes.len() - label));
+            break;
+        }
+        let between = if label > 0 { ", " } else { "" };
+        let name = printable(name);
+        list.push_str(&format!("{between}{name} {}", grouped(*size as u64)));
+        if let Some(weight) = weights.get(label) {
+            list.push_str(&format!(" (weight {weight:.4})"));
+        }
+    }
+    list
 }
 
 /// Returns the configured augmentation for the loader.

@@ -57,8 +57,11 @@ impl BestRule {
                         .chain(metrics.keys().map(String::as_str));
                     let known: Vec<String> = names.map(|name| format!("{split}-{name}")).collect();
                     format!(
-                        "--monitor: unknown figure (expected one of {}, got {split}-{figure})",
-                        known.join(", ")
+                        "--monitor: unknown figure (expected one of {}, got {}-{figure})",
+                        known.join(", "),
+                        monitor
+                            .and_then(|monitor| monitor.split.as_deref())
+                            .unwrap_or(split)
                     )
                 })?;
                 Goal {

@@ -319,8 +319,13 @@ pub fn holder(communicator: &dyn Communicator) -> String {
 }
 
 fn in_use(path: &Path) -> ConfigError {
+    let remedy = if path.join(RUN_TOML).exists() || path.join(CHECKPOINTS).exists() {
+        "give --resume to continue its run, or another --output-dir"
+    } else {
+        "it has no run; give another --output-dir"
+    };
     ConfigError(format!(
-        "output directory {} is not empty: give --resume to continue its run, or another --output-dir",
+        "output directory {} is not empty: {remedy}",
         path.display()
     ))
 }
@@ -423,6 +428,28 @@ fn names(folder: &Path) -> Result<Vec<String>> {
 /// and resume a run with one command, so another missing directory is a new run. Names that differ
 /// only in digits belong to a series.
 fn reject_misspelling(path: &Path) -> Result<(), ConfigError> {
+    let letters = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.replace(|c: char| c.is_ascii_digit(), "")
+    };
+    let mut similar = similar_runs(path);
+    similar.retain(|other| letters(other) != letters(path));
+    match similar.is_empty() {
+        true => Ok(()),
+        false => Err(no_run(path, &similar)),
+    }
+}
+
+/// Checks that the directory of a run exists.
+pub fn expect_run(path: &Path) -> Result<(), ConfigError> {
+    match path.exists() {
+        true => Ok(()),
+        false => Err(no_run(path, &similar_runs(path))),
+    }
+}
+
+/// Returns the runs with nearly the name of a directory that does not exist.
+fn similar_runs(path: &Path) -> Vec<PathBuf> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut similar = names(if folder.as_os_str().is_empty() {
@@ -431,26 +458,24 @@ fn reject_misspelling(path: &Path) -> Result<(), ConfigError> {
         folder
     })
     .unwrap_or_default();
-    let letters = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
     similar.retain(|other| {
-        strsim::damerau_levenshtein(other, &name) <= 2
-            && letters(other) != letters(&name)
-            && folder.join(other).join(RUN_TOML).exists()
+        strsim::damerau_levenshtein(other, &name) <= 2 && folder.join(other).join(RUN_TOML).exists()
     });
     similar.sort();
-    if similar.is_empty() {
-        return Ok(());
-    }
+    similar.iter().map(|other| folder.join(other)).collect()
+}
+
+fn no_run(path: &Path, similar: &[PathBuf]) -> ConfigError {
     let hint: String = similar
         .iter()
-        .map(|other| format!(", such as {}", folder.join(other).display()))
+        .map(|other| format!(", such as {}", other.display()))
         .collect();
     let expected = format!("the directory of the run to resume{hint}");
     let got = format!(
         "{}, which does not exist. Correct the name, or remove --resume to start a run there",
         path.display()
     );
-    Err(invalid("--output-dir", expected, got))
+    invalid("--output-dir", expected, got)
 }
 
 /// Returns the path of a session's file after the next session has begun: `run-1.toml` for
@@ -551,6 +576,11 @@ mod tests {
         let series = runs.path().join("seed-1");
         fs::create_dir(&series).unwrap();
         fs::write(series.join(RUN_TOML), "").unwrap();
+        let error = expect_run(&runs.path().join("seed-2")).unwrap_err();
+        assert!(
+            error.to_string().contains("which does not exist"),
+            "{error}"
+        );
         for new in ["seed-2", "other"] {
             let new = self::config(Some(&runs.path().join(new)), true);
             assert_eq!(RunDirectory::to_resume(&new).unwrap(), None);
@@ -563,6 +593,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         lock(&config(Some(path), false)).expect("an empty directory is fine");
+        fs::write(path.join("notes.txt"), "").unwrap();
+        let error = lock(&config(Some(path), false)).unwrap_err().to_string();
+        assert!(error.contains("it has no run"), "{error}");
         fs::write(path.join(RUN_TOML), "").unwrap();
         let error = lock(&config(Some(path), false)).unwrap_err();
         assert!(error.is::<ConfigError>());

@@ -69,7 +69,7 @@ impl Resumption {
         let averaged_early = averaged_early(&before, &checkpoint.state.progress, steps_per_epoch);
         let mut resumption = Self {
             notes: config.without_effect_on(&before),
-            warnings: changes_of_course(config, &before, averaged_early),
+            warnings: Vec::new(),
             averaged_early,
             checkpoint,
             damaged,
@@ -83,6 +83,11 @@ impl Resumption {
             "resume: expected --epochs {begun} or more, since {} is a checkpoint of epoch {begun}, got {epochs}",
             resumption.checkpoint.directory.display()
         );
+        // Without a step left, no change has an effect.
+        if progress.epoch < epochs {
+            let before = &resumption.before;
+            resumption.warnings = changes_of_course(config, before, averaged_early);
+        }
         resumption.check_config(config)?;
         resumption.check_classes(input)?;
         resumption.check_data(config, data, allow_changed_data)?;

@@ -45,17 +45,18 @@ impl TrainedModel {
         if world.is_root() {
             let mut state = None;
             if let WeightSource::Checkpoint(directory) = source {
-                let (found, warnings) = checkpoint::find(directory)?;
+                let (found, warnings) = checkpoint::find(directory).context("--checkpoint")?;
                 for warning in &warnings {
                     world.reporter.warn(warning);
                 }
                 path = found.model_path();
                 state = Some(found.state);
             }
-            let metadata = fs::metadata(&path).with_context(|| path.display().to_string())?;
+            let metadata =
+                fs::metadata(&path).with_context(|| format!("--weights {}", path.display()))?;
             ensure!(
                 metadata.is_file(),
-                "{}: expected a file of weights, got a folder or a device; a run's folder is for --checkpoint",
+                "--weights {}: expected a file of weights, got a folder or a device; a run's folder is for --checkpoint",
                 path.display()
             );
             let num_bytes = metadata.len();

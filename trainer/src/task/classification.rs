@@ -32,16 +32,14 @@ use crate::model::{ImageClassifier, answer, count_correct, expect_logits};
 /// Limit of the images shown of a batch.
 const MOST_IMAGES: usize = 64;
 
-/// Number of class weights in the head of the log.
-const NUM_WEIGHTS_SHOWN: usize = 10;
-
 /// Classification of images by the models of `F`.
 pub struct Classification<F> {
     loss: Arc<dyn Loss>,
     /// True if the family replaces the configured loss.
     has_own_loss: bool,
     metrics: Vec<Arc<dyn Metric>>,
-    class_weights: Vec<f64>,
+    /// The classes of a training, as the head of the log shows them.
+    classes: Option<String>,
     num_classes: usize,
     in_channels: usize,
     /// Heights and widths of the images, those of evaluations first.
@@ -73,7 +71,7 @@ impl<F: ModelFamily> Classification<F> {
             loss,
             has_own_loss: false,
             metrics,
-            class_weights: Vec::new(),
+            classes: None,
             num_classes: 0,
             in_channels: 0,
             image_sizes: Vec::new(),
@@ -193,10 +191,10 @@ impl<F: ModelFamily> Task for Classification<F> {
                 return Ok(with(loss::cross_entropy(&config.compute), None));
             }
         };
-        let class_weights = setup.samples.class_weights.clone();
+        let class_weights = &setup.samples.class_weights;
         let configured = loss::configured(
             &config.optimizer.loss,
-            Some(&*class_weights).filter(|weights| !weights.is_empty()),
+            Some(&**class_weights).filter(|weights| !weights.is_empty()),
             &config.compute,
         );
         let loss = F::loss(args, Arc::clone(&configured));
@@ -206,7 +204,7 @@ impl<F: ModelFamily> Task for Classification<F> {
         let has_own_loss = !Arc::ptr_eq(&loss, &configured);
         Ok(Self {
             has_own_loss,
-            class_weights,
+            classes: Some(data::class_list(&*setup.samples.dataset, class_weights)),
             ..with(loss, Some(&config.data))
         })
     }
@@ -310,17 +308,8 @@ impl<F: ModelFamily> Task for Classification<F> {
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
-        if self.class_weights.is_empty() {
-            return Vec::new();
-        }
-        let shown = self.class_weights.iter().take(NUM_WEIGHTS_SHOWN);
-        let shown: Vec<String> = shown.map(|weight| format!("{weight:.4}")).collect();
-        let text = format!(
-            "{} of {} classes",
-            shown.join(" "),
-            self.class_weights.len()
-        );
-        vec![("class weights", text)]
+        let classes = self.classes.clone();
+        classes.map(|list| ("classes", list)).into_iter().collect()
     }
 
     /// The size of the images, if it changes with the epoch.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cluster::failure::Outcome;
+use datasets::DatasetError;
 use distributed::communicator::{Launcher, SingleCommunicator, check_world, join, leave};
 use distributed::{Communicator, ROOT};
 
@@ -102,7 +103,13 @@ fn alone() -> Result<Arc<dyn Communicator>> {
 
 /// Prints the error and returns the exit code.
 fn report_failure(rank: Option<usize>, error: &anyhow::Error) -> u8 {
-    report::failure(rank, error);
+    match error.downcast_ref() {
+        Some(DatasetError::BadImage { .. }) => {
+            let remedy = "Replace the file, or skip bad images by --on-bad-image skip";
+            report::failure(rank, &anyhow!("{error:#}. {remedy}"));
+        }
+        _ => report::failure(rank, error),
+    }
     if error.is::<ConfigError>() {
         USAGE
     } else {

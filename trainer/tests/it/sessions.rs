@@ -27,9 +27,9 @@ fn the_files_of_a_session_are_kept_under_its_number_by_the_next() {
 }
 
 #[test]
-fn a_resume_without_steps_left_keeps_the_position_for_watch() {
+fn a_resume_without_steps_left_keeps_the_position_for_watch_and_warns_of_no_other_course() {
     let with_val = tiny("--val-fraction 0.25");
-    let done = run(1, &with_val);
+    let done = run(2, &with_val);
     // The resumed session repeats the final test.
     fs::remove_file(done.directory().join("evaluation.json")).unwrap();
     done.again().go(1, &flags(&["--resume"]));
@@ -39,6 +39,8 @@ fn a_resume_without_steps_left_keeps_the_position_for_watch() {
     assert_eq!((shown.epoch, shown.epochs), (1, 2));
     assert_eq!(shown.step, done.outcomes()[ROOT].progress.step);
     assert_eq!(shown.step_in_epoch, shown.steps_per_epoch);
+    let log = fs::read_to_string(done.directory().join("log.txt")).unwrap();
+    assert!(!log.contains("will differ"), "{log}");
 }
 
 #[test]

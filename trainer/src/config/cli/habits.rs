@@ -3,6 +3,9 @@
 //! In: clap's error about an unknown argument. Out: the error with a tip that names a flag of this
 //! program.
 
+use std::error::Error as _;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
+
 use clap::Command;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -34,6 +37,12 @@ pub(super) fn explained(mut error: clap::Error, definitions: &Command) -> clap::
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
         return error;
     };
+    if let Some(expected) = expected_number(&error)
+        && let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
+    {
+        let message = format!("{argument}: expected {expected}, got `{value}`\n");
+        return clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(definitions);
+    }
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
@@ -43,6 +52,19 @@ pub(super) fn explained(mut error: clap::Error, definitions: &Command) -> clap::
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
     }
     error
+}
+
+/// Returns the expected number, if the value of a flag is none.
+fn expected_number(error: &clap::Error) -> Option<&'static str> {
+    let source = error.source()?;
+    if source.is::<ParseFloatError>() {
+        return Some("a number, such as 0.1");
+    }
+    let kind = source.downcast_ref::<ParseIntError>()?.kind();
+    match kind {
+        IntErrorKind::PosOverflow => Some("a smaller number"),
+        _ => Some("a whole number from 0"),
+    }
 }
 
 fn tip(argument: &str, definitions: &Command) -> Option<String> {
@@ -110,6 +132,20 @@ mod tests {
                 text.contains("tip: write") && text.contains(expected),
                 "{words}: {text}"
             );
+        }
+        for (words, expected) in [
+            (
+                "--seed -1",
+                "--seed <SEED>: expected a whole number from 0, got `-1`",
+            ),
+            ("--seed 1e9", "expected a whole number from 0, got `1e9`"),
+            (
+                "--learning-rate x",
+                "expected a number, such as 0.1, got `x`",
+            ),
+        ] {
+            let text = refusal(&format!("trainer train {words}"));
+            assert!(text.contains(expected), "{words}: {text}");
         }
         let text = refusal("trainer train --epoch 3");
         assert!(text.contains("'--epochs'"), "clap's own tip stays: {text}");

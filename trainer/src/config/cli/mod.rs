@@ -52,7 +52,8 @@ pub fn environment(variable: &str) -> Option<String> {
 #[command(
     name = "trainer",
     version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
-    after_help = "Without a command the program runs `train` with its defaults: a small network on drawn shapes.\n\
+    after_help = "Without a command the program runs `train` with its defaults: a small \
+                  network on drawn shapes.\n\
                   Several ranks: `launch`, `slurm submit`, mpirun or srun; the world size is the number of tasks."
 )]
 pub struct CliOf<A: Args> {
@@ -222,7 +223,7 @@ pub struct EvalArgs {
     #[serde(skip)]
     pub weights: Option<PathBuf>,
 
-    /// Checkpoint directory to measure [default: none; this or --weights]
+    /// Directory of a run or of a checkpoint to measure [default: none; this or --weights]
     #[arg(long, value_name = "DIR")]
     #[serde(skip)]
     pub checkpoint: Option<PathBuf>,
@@ -262,7 +263,7 @@ pub struct EvalArgs {
 /// Flags of `trainer predict`.
 #[derive(Debug, Clone, Args)]
 pub struct PredictArgs {
-    /// Checkpoint directory of the trained model [required]
+    /// Directory of the trained model: a run or a checkpoint [required]
     #[arg(long, value_name = "DIR")]
     pub checkpoint: PathBuf,
 

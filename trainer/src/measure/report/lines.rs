@@ -233,6 +233,10 @@ fn evaluation_cells(of: &Evaluation) -> Vec<String> {
         ("top-5", of.top5, of.top5_correct),
     ] {
         let Some(share) = share else { continue };
+        // Up to five classes are always among the first five.
+        if name == "top-5" && share == 1.0 {
+            continue;
+        }
         let mut cell = format!("{name} {:.2} %", 100.0 * share);
         if let Some(correct) = correct {
             let all = grouped(of.num_samples);
@@ -301,14 +305,23 @@ pub(super) fn classes(by_class: &EvaluationByClass) -> Vec<String> {
         }
     } else if let Some(matrix) = &by_class.confusion_matrix {
         lines.push(
-            "confusion matrix: a row for each class, a column for each answer, in label order"
-                .to_owned(),
+            "confusion matrix: a row for each class, a column for each answer, by label".to_owned(),
         );
         let most = matrix.iter().flatten().max().copied().unwrap_or(0);
-        let digits = most.to_string().len();
-        for (row, class) in matrix.iter().zip(&by_class.classes) {
-            let counts: Vec<String> = row.iter().map(|count| format!("{count:digits$}")).collect();
-            lines.push(format!("  {:width$} {}", class.name, counts.join(" ")));
+        let label_digits = (matrix.len().max(1) - 1).to_string().len();
+        let digits = most.to_string().len().max(label_digits);
+        let row = |numbers: &mut dyn Iterator<Item = u64>| {
+            let cells: Vec<String> = numbers.map(|number| format!("{number:digits$}")).collect();
+            cells.join(" ")
+        };
+        let labels = row(&mut (0..matrix.len() as u64));
+        lines.push(format!("  {:1$} {labels}", "", width + 1 + label_digits));
+        for (label, (counts, class)) in matrix.iter().zip(&by_class.classes).enumerate() {
+            let counts = row(&mut counts.iter().copied());
+            lines.push(format!(
+                "  {:width$} {label:label_digits$} {counts}",
+                class.name
+            ));
         }
     }
     // Names of classes come from files.
@@ -380,7 +393,14 @@ pub(super) fn finish(summary: &Summary) -> Vec<String> {
     let tested = tested.map(|test| (("test", &test.scores), test.epoch + 1));
     if let Some(((split, scores), epoch)) = tested.or(last) {
         let mut cells = evaluation_cells(scores);
-        cells.push(format!("epoch {epoch}"));
+        let is_best = summary.best.as_ref().map(|best| best.epoch + 1) == Some(epoch);
+        let which = match (is_best, epoch == summary.epochs) {
+            (true, true) => " (last and best)",
+            (true, false) => " (best)",
+            (false, true) => " (last)",
+            (false, false) => "",
+        };
+        cells.push(format!("epoch {epoch}{which}"));
         lines.extend(row(split, &cells));
     }
     lines
@@ -391,7 +411,7 @@ pub(super) fn speed(stats: &ThroughputStats, peak_memory_bytes: u64) -> Vec<Stri
     let sigma = decimal(stats.sigma, 1);
     let steps = counted(stats.num_steps as usize, "step");
     let cells = [
-        format!("{mean} +- {sigma} samples/s ({steps})"),
+        format!("{mean} ± {sigma} samples/s ({steps})"),
         format!("median step {:.1} ms", stats.step_milliseconds_median),
         format!("peak {}", bytes(peak_memory_bytes)),
     ];

@@ -353,8 +353,8 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
         console.text(),
         "done     5 epochs | 785 steps | 50,000 samples | 83.1 s\n\
          best     test-top1 100.00 % | epoch 4\n\
-         test     loss 0.5000 | top-1 90.00 % (9 of 10) | top-5 90.00 % (9 of 10)\n         epoch 5\n\
-         speed    640.0 +- 0.0 samples/s (4 steps) | median step 100.0 ms | peak 412 MiB\n\
+         test     loss 0.5000 | top-1 90.00 % (9 of 10) | top-5 90.00 % (9 of 10)\n         epoch 5 (last)\n\
+         speed    640.0 ± 0.0 samples/s (4 steps) | median step 100.0 ms | peak 412 MiB\n\
          files    runs/a\n\
          next     trainer report runs/a\n\
          \x20        trainer eval --checkpoint runs/a\n\
@@ -401,7 +401,7 @@ fn the_end_of_a_run_with_a_val_split_has_the_best_model_and_its_test() {
             "done     5 epochs | 785 steps | 50,000 samples | 83.1 s",
             "         patience ended after 4 evaluations",
             "best     val-loss 0.2500 | epoch 4",
-            "test     loss 0.5000 | top-1 87.50 % | top-5 100.00 % | epoch 4",
+            "test     loss 0.5000 | top-1 87.50 % | epoch 4 (best)",
         ]
     );
 }
@@ -422,7 +422,12 @@ fn a_table_of_classes_has_a_matrix_of_few_classes_and_the_worst_of_many() {
     assert_eq!(few[1], "  class 2  72.73 % (8 of 11) | taken for class 0 3");
     assert_eq!(
         few[5..],
-        ["  class 0 1 0 0", "  class 1 2 8 0", "  class 2 3 0 8"]
+        [
+            "            0 1 2",
+            "  class 0 0 1 0 0",
+            "  class 1 1 2 8 0",
+            "  class 2 2 3 0 8"
+        ]
     );
     let many = lines::classes(&by_class(1000));
     assert_eq!(many[0], "the 16 of 1,000 classes with the lowest accuracy");

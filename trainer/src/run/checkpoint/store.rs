@@ -278,8 +278,13 @@ pub fn find(path: &Path) -> Result<(Checkpoint, Vec<String>)> {
     let (found, damaged) = store.first_whole(names)?;
     let found = found.with_context(|| {
         format!(
-            "no checkpoint in {}: expected a checkpoint's directory or a run's output directory",
-            path.display()
+            "{}: expected the directory of a run or of one of its checkpoints, got {}",
+            path.display(),
+            if path.exists() {
+                "no checkpoint in it; name the --output-dir of a run that saved one"
+            } else {
+                "no such directory; name the --output-dir of a run"
+            }
         )
     })?;
     let has_lost_best = damaged.iter().any(|damaged| is_best(&damaged.name));
