@@ -1,7 +1,7 @@
 //! Checks of a command of the trainer before its ranks start.
 //!
 //! In: a trainer, the words of a command, a number of ranks. Out: a refusal, or a warning.
-//! Invariant: the trainer itself judges the words; its programs may have flags of their own.
+//! Invariant: the trainer itself judges the words, since a program may have custom flags.
 
 use std::path::Path;
 use std::process::{Command as Process, Stdio};

@@ -85,8 +85,8 @@ pub fn quoted(word: impl AsRef<OsStr>) -> String {
 }
 
 impl Manifest {
-    /// Returns the command that resumes the run in `directory` with as many ranks: its Slurm job, or
-    /// `train --resume` under a launcher.
+    /// Returns the command that resumes the run in `directory` with as many ranks: its Slurm job,
+    /// or `train --resume` under a launcher.
     pub fn resume_command(&self, directory: &Path) -> String {
         // A task of an array has the directory DIR-TASK.
         let task = directory.to_str().and_then(|text| text.rsplit_once('-'));

@@ -1,7 +1,7 @@
 //! Accuracies and losses of trainings, for the lines of a study.
 //!
-//! In: results of trainings. Out: text. Invariant: cells are ranked by the monitored split, which is
-//! never the test split of a training with a val split.
+//! In: results of trainings. Out: text. Invariant: cells are ranked by the monitored split, which
+//! is never the test split of a training with a val split.
 
 use records::mean_and_deviation;
 use serde_json::Value;
