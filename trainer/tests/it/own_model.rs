@@ -398,7 +398,10 @@ fn what_has_no_effect_or_cannot_be_is_refused_before_anything_is_written() {
             "--batch-norm sync",
             "--batch-norm sync: this model has no synchronised norm",
         ),
-        ("--weights /absent.pth", "/absent.pth: No such file"),
+        (
+            "--weights /absent.pth",
+            "--weights: /absent.pth: No such file",
+        ),
     ] {
         let text = trained(&run, 1, words).unwrap_err();
         assert!(text.starts_with(expected), "{words}: {text}");

@@ -174,7 +174,7 @@ fn what_a_program_does_not_bring_and_what_its_parts_ignore_is_refused_before_any
             own,
             OWN,
             "--monitor val-cost",
-            &["(expected one of test-loss, test-mean_class_accuracy, test-top1, got test-cost)"],
+            &["(expected one of test-loss, test-mean_class_accuracy, test-top1, got val-cost)"],
         ),
         (
             own,

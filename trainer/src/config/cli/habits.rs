@@ -134,10 +134,6 @@ mod tests {
             );
         }
         for (words, expected) in [
-            (
-                "--seed -1",
-                "--seed <SEED>: expected a whole number from 0, got `-1`",
-            ),
             ("--seed 1e9", "expected a whole number from 0, got `1e9`"),
             (
                 "--learning-rate x",

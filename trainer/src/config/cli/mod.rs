@@ -52,9 +52,9 @@ pub fn environment(variable: &str) -> Option<String> {
 #[command(
     name = "trainer",
     version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("LOCKSTEP_COMMIT"), ")"),
-    after_help = "Without a command the program runs `train` with its defaults: a small \
-                  network on drawn shapes.\n\
-                  Several ranks: `launch`, `slurm submit`, mpirun or srun; the world size is the number of tasks."
+    after_help = "Without a command the program runs `train` with its defaults: a small\n\
+                  network on drawn shapes. Several ranks: `launch`, `slurm submit`, mpirun or\n\
+                  srun; the world size is the number of tasks."
 )]
 pub struct CliOf<A: Args> {
     #[command(subcommand)]
