@@ -42,7 +42,7 @@ pub struct Request {
     #[arg(long, value_name = "TEXT")]
     pub title: Option<String>,
 
-    /// Accuracy (val, else test) whose time is reported, 0..1 [default: that of the study, else none]
+    /// Val, else test, accuracy whose time is shown, 0..1 [default: that of the study, else none]
     #[arg(long, value_name = "SHARE")]
     pub target_accuracy: Option<f64>,
 }
