@@ -39,7 +39,8 @@ fn a_resume_without_steps_left_keeps_the_position_for_watch_and_warns_of_no_othe
     assert_eq!((shown.epoch, shown.epochs), (1, 2));
     assert_eq!(shown.step, done.outcomes()[ROOT].progress.step);
     assert_eq!(shown.step_in_epoch, shown.steps_per_epoch);
-    assert_eq!(told(&done, &tiny("--val-fraction 0.25 --resume")), "");
+    let told = told(&done, &tiny("--val-fraction 0.25 --resume"));
+    assert!(!told.contains("will differ"), "{told}");
 }
 
 #[test]
