@@ -185,8 +185,8 @@ pub(super) fn spares(rule: &OptimizerChoice, entry: &ParameterEntry) -> bool {
     decays == Some(false) && entry.shape.len() <= 1
 }
 
-/// Returns the factor on the learning rate of the parameter at `path`: that of the longest name that
-/// holds it. `depth` is that of the model's [parts](crate::model::parts).
+/// Returns the factor on the learning rate of the parameter at `path`: that of the longest name
+/// that holds it. `depth` is that of the model's [parts](crate::model::parts).
 pub(super) fn rate_factor(factors: &[RateFactor], path: &str, depth: usize) -> f64 {
     let of_parts = factors
         .iter()

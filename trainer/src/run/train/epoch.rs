@@ -325,8 +325,8 @@ impl<'run, T: Task> Training<'run, T> {
     }
 
     /// Adds the scores that became known with a step. Waits for those of the step itself if they
-    /// `must_be_complete` and after the first step. Returns the scores of the last step whose results
-    /// are known now.
+    /// `must_be_complete` and after the first step. Returns the scores of the last step whose
+    /// results are known now.
     /// Collective: all ranks.
     fn add_scores(
         &mut self,

@@ -254,7 +254,7 @@ struct Parts {
     update: CapturedStep<(Tensor<1>, Written)>,
 }
 
-/// What a capture consists of, besides model and optimizer.
+/// Inputs of a capture besides model and optimizer.
 struct Captures<'a, T: Task> {
     task: &'a Arc<T>,
     batch: &'a BatchOf<T>,

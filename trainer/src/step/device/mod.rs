@@ -2,8 +2,8 @@
 //! are read a step later.
 //!
 //! In: scores, losses. Out: a model with updated parameters; the scores of the step before.
-//! Invariant: every rank makes one sum per step and reads the same [`Facts`] after the same step, so
-//! all ranks stop or fail together. A step that may be skipped is known to be finite before its
+//! Invariant: every rank makes one sum per step and reads the same [`Facts`] after the same step,
+//! so all ranks stop or fail together. A step that may be skipped is known to be finite before its
 //! update. Any other step that is not finite ends the run before something is saved, since saving
 //! waits for all results.
 
@@ -67,7 +67,7 @@ pub(super) struct DeviceReplica {
     read: Option<ScoreSums>,
     /// True if a rank requested a stop in a step that was read since the last step ended.
     stop: bool,
-    /// What this rank sent in the step under way.
+    /// Bytes that this rank sent in the step under way.
     traffic: Traffic,
     /// Parameters without a gradient in the first backward pass, as indices in the layout.
     unused: Option<Vec<usize>>,
@@ -91,7 +91,7 @@ struct UnreadStep {
     facts: Tensor<1>,
 }
 
-/// What explains a step that is not finite.
+/// A step that was sent, which explains a value that is not finite.
 #[derive(Debug)]
 struct SentStep {
     step: u64,
