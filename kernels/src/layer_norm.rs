@@ -235,8 +235,8 @@ fn statistics<E: Element>(x: &[E], gamma: &[f32], epsilon: f32) -> (f32, f32) {
     (mean, 1.0 / (squares / count + epsilon).sqrt())
 }
 
-/// Returns two sums over rows of one length, each in [`LANES`] lanes. Blocks are arrays: a check of
-/// each index would keep the compiler from vectors.
+/// Returns two sums over rows of one length, each in [`LANES`] lanes. Blocks are arrays, whose
+/// indices need no check.
 #[inline(always)]
 fn sums<E: Element>(
     x: &[E],

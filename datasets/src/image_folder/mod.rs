@@ -169,7 +169,7 @@ fn missing(dir: &Path, name: &str) -> DatasetError {
         what: format!("the folder {name}"),
         path: dir.to_path_buf(),
         expected: format!("{name}/<class>/<image>, got {found}"),
-        remedy: "Give the folder that holds the folders of the splits",
+        remedy: "Give the folder that holds the folders of the splits, or name one of these splits",
     }
 }
 

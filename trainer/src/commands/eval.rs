@@ -101,10 +101,12 @@ pub fn eval<T: Task>(args: &EvalArgs, world: &World) -> Result<EvaluationByClass
         &device,
         &world.stop,
     )?;
-    let result = evaluation
-        .by_class((&split, None), &*samples, names, communicator)?
-        .context("eval: stopped by a signal before all images were measured")?;
     let progress = saved.state.as_ref().map(|state| &state.progress);
+    let whole = progress.filter(|progress| progress.step_in_epoch == 0);
+    let whole = whole.and_then(|progress| progress.epoch.checked_sub(1));
+    let result = evaluation
+        .by_class((&split, whole), &*samples, names, communicator)?
+        .context("eval: stopped by a signal before all images were measured")?;
     let epoch = progress.map_or_else(String::new, |progress| match progress.step_in_epoch {
         0 => format!(" | epoch {}", progress.epoch),
         step => format!(" | epoch {} step {step}", progress.epoch + 1),

@@ -162,14 +162,13 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         .for_each(|warning| reporter.warn(warning));
     let num_samples = data.train.len();
     let batch = config.batch.global_batch_size;
+    let has_batch_norm = ParameterLayout::statistics(&model).num_elements() > 0;
     if num_samples < batch {
-        reporter.note(&format!(
-            "batch {batch} exceeds the {}",
+        reporter.warn(&format!(
+            "--global-batch-size {batch} exceeds the {}: an epoch is one step. Choose a smaller batch",
             counted(num_samples, "training sample")
         ));
-    }
-    let has_batch_norm = ParameterLayout::statistics(&model).num_elements() > 0;
-    if let Some(warning) = config.warning_of_last_batch(num_samples)
+    } else if let Some(warning) = config.warning_of_last_batch(num_samples)
         && has_batch_norm
     {
         reporter.warn(&warning);

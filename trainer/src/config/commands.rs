@@ -216,7 +216,11 @@ impl DoctorConfig {
                 "leave it out; train downloads",
             ));
         }
-        let (data, train_split) = args.data.clone().decide_with(TrainSplitArgs::default())?;
+        let train_split = TrainSplitArgs {
+            val_fraction: args.val_fraction,
+            ..TrainSplitArgs::default()
+        };
+        let (data, train_split) = args.data.clone().decide_with(train_split)?;
         Ok(Self {
             data,
             train_split,

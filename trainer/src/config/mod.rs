@@ -336,7 +336,7 @@ impl TrainConfig {
             .map(|samples| (samples - 1) % pass + 1);
         let fewest = of_passes.min().filter(|fewest| *fewest < FEW.min(pass))?;
         Some(format!(
-            "--global-batch-size {batch}: the last of {num_samples} training samples give batch norm too few at a time (expected {FEW} or more, got {fewest}). Add --drop-last, or choose another batch size"
+            "--global-batch-size {batch}: the last batch of {num_samples} training samples gives batch norm too few at a time (expected {FEW} or more, got {fewest}). Add --drop-last, or choose another batch size"
         ))
     }
 

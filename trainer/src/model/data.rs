@@ -474,16 +474,17 @@ pub fn class_list(train: &dyn ImageDataset, weights: &[f64]) -> String {
     let sizes = class_sizes(train);
     let mut list = format!("{}: ", sizes.len());
     for (label, (name, size)) in train.class_names().iter().zip(&sizes).enumerate() {
-        if list.len() > COLUMNS {
+        let name: String = printable(name).chars().take(COLUMNS / 2).collect();
+        let mut class = format!("{name} {}", grouped(*size as u64));
+        if let Some(weight) = weights.get(label) {
+            class.push_str(&format!(" (weight {weight:.4})"));
+        }
+        if label > 0 && (list.chars().count() + class.chars().count()) > COLUMNS {
             list.push_str(&format!(", … and {} more", sizes.len() - label));
             break;
         }
         let between = if label > 0 { ", " } else { "" };
-        let name = printable(name);
-        list.push_str(&format!("{between}{name} {}", grouped(*size as u64)));
-        if let Some(weight) = weights.get(label) {
-            list.push_str(&format!(" (weight {weight:.4})"));
-        }
+        list.push_str(&format!("{between}{class}"));
     }
     list
 }

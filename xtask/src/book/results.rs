@@ -189,7 +189,9 @@ pub(super) fn speeds(steps: &Table, filter: &Filter) -> Outcome<String> {
     };
     let keys: Vec<&str> = KEYS.iter().filter(is_shown).copied().collect();
     let mib = |job: &Job, name: &str| job.numbers(name, "MiB").first().copied();
-    let measured = names.iter().filter(|name| jobs.iter().any(|job| mib(job, name).is_some()));
+    let measured = names
+        .iter()
+        .filter(|name| jobs.iter().any(|job| mib(job, name).is_some()));
     let measured: Vec<&str> = measured.copied().collect();
     let own = |text: &&str| (*text).to_owned();
     let mut head: Vec<String> = keys.iter().chain(&names).map(own).collect();

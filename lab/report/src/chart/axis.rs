@@ -126,8 +126,8 @@ impl Axis {
     pub(super) fn title(&self) -> String {
         match self.steps {
             Steps::Linear => self.label.clone(),
-            Steps::Logarithmic => format!("{} (logarithmic)", self.label),
-            Steps::TowardsOne => format!("{} (logarithm of the distance to 100 %)", self.label),
+            Steps::Logarithmic => format!("{} (log scale)", self.label),
+            Steps::TowardsOne => format!("{} (log scale towards 100 %)", self.label),
         }
     }
 

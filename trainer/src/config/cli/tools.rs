@@ -51,6 +51,10 @@ pub struct DoctorArgs {
     #[arg(long)]
     pub json: bool,
 
+    /// Share of the training images that train would evaluate on [default: none]
+    #[arg(long, value_name = "SHARE")]
+    pub val_fraction: Option<f64>,
+
     /// The images.
     #[command(flatten)]
     pub data: DataArgs,
