@@ -261,17 +261,20 @@ tensorboard() {
     "$python" -m pip install --quiet --disable-pip-version-check tensorboard==2.21.0 pillow==13.0.0
 }
 
-# Makes a Python with the modules of the guide's blocks in the target folder.
+# Makes a Python with the modules of the guide's blocks in the target folder. PyTorch is too large to
+# install: without it, the blocks that import it are skipped.
 guide_python() {
-    local python=$target/guide-python/bin/python
-    "$python" -c "import onnxruntime, onnxscript, safetensors, torch" 2> /dev/null && return
-    [ -n "${MAY_INSTALL:-}" ] || skip "no onnxscript; --all and --only book install it if allowed"
     has python3 || skip "no python3"
-    python3 -m venv --system-site-packages "$target/guide-python"
-    pip=("$python" -m pip install --quiet --disable-pip-version-check)
-    "$python" -c "import torch" 2> /dev/null ||
-        "${pip[@]}" --index-url https://download.pytorch.org/whl/cpu torch==2.15.0
-    "${pip[@]}" numpy safetensors==0.8.0 onnxscript==0.7.2 onnxruntime==1.32.0
+    local folder=$target/guide-python packages="matplotlib==3.11.2 pandas==3.1.1"
+    python3 -c "import torch" 2> /dev/null &&
+        packages+=" safetensors==0.8.0 onnxscript==0.7.2 onnxruntime==1.32.0"
+    [ "$(cat "$folder/packages" 2> /dev/null)" = "$packages" ] && return
+    [ -n "${MAY_INSTALL:-}" ] || skip "no matplotlib; --all and --only book install it if allowed"
+    python3 -m venv --system-site-packages "$folder"
+    local words
+    read -ra words <<< "$packages"
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "${words[@]}"
+    echo "$packages" > "$folder/packages"
 }
 
 # install PACKAGE...: installs with apt-get, as root or by sudo without a password, and without
