@@ -3,8 +3,8 @@
 Rounds of PyTorch and of the example `networks` of layers alternate; a time is the minimum over the steps of a round. With --compile,
 PyTorch runs each network eagerly and by torch.compile. Prints rows of docs/results/bench.csv, and ratios to the standard error.
 
-    cargo build -p lockstep-layers --example networks
-    python networks.py --ours target/debug/examples/networks --compile gpt mixer
+    cargo build -p lockstep-layers --example network_bench
+    python networks.py --ours target/debug/examples/network_bench --compile gpt mixer
 """
 
 import argparse

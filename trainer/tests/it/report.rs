@@ -121,7 +121,7 @@ fn a_study_and_its_runs_become_one_page_with_every_number_in_files() {
             "{absent}"
         );
     }
-    let result = page.find("<p class=\"result\">Best of 2, ").unwrap();
+    let result = page.find("<p class=\"result\">Best of 2 by ").unwrap();
     assert!(result < page.find("<section").unwrap());
     // The horizontal axis is chosen without a script.
     for (axis, number) in [("epoch", 0), ("samples", 1), ("time", 2)] {
