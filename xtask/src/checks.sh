@@ -261,8 +261,8 @@ tensorboard() {
     "$python" -m pip install --quiet --disable-pip-version-check tensorboard==2.21.0 pillow==13.0.0
 }
 
-# Makes a Python with the modules of the guide's blocks in the target folder. PyTorch is too large to
-# install: without it, the blocks that import it are skipped.
+# Makes a Python with the modules of the guide's blocks in the target folder. PyTorch is too large
+# to install: without it, the blocks that import it are skipped.
 guide_python() {
     has python3 || skip "no python3"
     local folder=$target/guide-python packages="matplotlib==3.11.2 pandas==3.1.1"
