@@ -245,7 +245,7 @@ loops() {
     on_ranks 2 "$1/own_loop" --epochs $ranks | tee -a "$folder/own.txt"
     hashes=$(sed -n 's/^parameters sha256 //p' "$folder/own.txt" | sort | uniq -c | awk '{ print $1 }')
     [ "$hashes" = 2 ] || fail "own_loop: a resumed loop and an undisturbed one differ"
-    losses=$(sed -n 's/^epoch .* | train \([^ ]*\) .*/\1/p' "$folder/own.txt" | tr '\n' ' ')
+    losses=$(sed -n 's/^epoch .* | train loss \([^ ]*\) .*/\1/p' "$folder/own.txt" | tr '\n' ' ')
     awk '{ exit !(NF >= 2 && $NF < $2) }' <<< "$losses" ||
         fail "own_loop: expected decreasing losses from root, got $losses"
     rm -rf "$folder"
