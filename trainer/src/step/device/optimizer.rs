@@ -8,7 +8,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
-use distributed::replica::{ParameterLayout, replace, tensors};
+use distributed::replica::{ParameterEntry, ParameterLayout, replace, tensors};
 use kernels::optimizer::adam;
 
 use super::parameter_sums::ParameterSums;
@@ -53,23 +53,22 @@ impl DeviceOptimizer {
         let depth = parts::depth(&layout);
         let entries = layout.entries();
         let spared: Vec<bool> = entries.iter().map(|entry| spares(&rule, entry)).collect();
-        let mut decays = vec![decay as f32; layout.num_elements()];
-        let mut factors = vec![1.0; layout.num_elements()];
-        for (entry, is_spared) in entries.iter().zip(&spared) {
-            if *is_spared {
-                decays[entry.range()].fill(0.0);
+        let of_each = |value: &dyn Fn(&ParameterEntry) -> f64| {
+            let mut values = vec![0.0; layout.num_elements()];
+            for entry in entries {
+                values[entry.range()].fill(value(entry) as f32);
             }
-            let factor = rate_factor(&config.rate_factors, &entry.path, depth);
-            factors[entry.range()].fill(factor as f32);
-        }
-        let is_uniform = decays.iter().all(|own| *own == decay as f32);
+            placement.upload(&values)
+        };
         let weight_decays = (decay != 0.0).then(|| {
-            if is_uniform {
-                Tensor::full([1], decay, device)
+            if spared.contains(&true) {
+                of_each(&|entry| if spares(&rule, entry) { 0.0 } else { decay })
             } else {
-                placement.upload(&decays)
+                Tensor::full([1], decay, device)
             }
         });
+        let factor = |entry: &ParameterEntry| rate_factor(&config.rate_factors, &entry.path, depth);
+        let rate_factors = (!config.rate_factors.is_empty()).then(|| of_each(&factor));
         let zeros = placement.upload(&vec![0.0; layout.num_elements()]);
         let num_parameters = spared.len();
         Self {
@@ -78,7 +77,7 @@ impl DeviceOptimizer {
             parameters: placed_parameters(&placement, model),
             moments: vec![zeros; if has_two_moments(&rule) { 2 } else { 1 }],
             weight_decays,
-            rate_factors: (!config.rate_factors.is_empty()).then(|| placement.upload(&factors)),
+            rate_factors,
             sums: ParameterSums::new(&placement.num_granules(), device),
             spared: Tensor::from_data(TensorData::new(spared, [num_parameters]), device),
             placement,
