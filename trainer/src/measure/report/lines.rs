@@ -233,7 +233,7 @@ fn evaluation_cells(of: &Evaluation) -> Vec<String> {
         ("top-5", of.top5, of.top5_correct),
     ] {
         let Some(share) = share else { continue };
-        // Up to five classes are always among the first five.
+        // It says nothing more, and of up to five classes it is always so.
         if name == "top-5" && share == 1.0 {
             continue;
         }
