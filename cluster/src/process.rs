@@ -21,10 +21,9 @@ pub fn shown(command: &Command) -> String {
     let variables = command
         .get_envs()
         .filter_map(|(name, value)| Some(format!("{}={}", name.display(), quoted(value?))));
-    let words = std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(quoted);
-    variables.chain(words).collect::<Vec<_>>().join(" ")
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words = records::quoted_line(words);
+    variables.chain([words]).collect::<Vec<_>>().join(" ")
 }
 
 /// Prints the command, runs it and passes its output through.

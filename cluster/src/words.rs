@@ -8,7 +8,6 @@ use std::process::{Command as Process, Stdio};
 
 use crate::failure::{Outcome, usage};
 use crate::mpirun;
-use crate::process;
 
 /// Refuses words that the trainer would refuse on so many ranks. Returns a warning if a training
 /// finds no data here. A trainer that cannot be started here refuses nothing.
@@ -37,11 +36,7 @@ pub fn check(trainer: &Path, words: &[String], ranks: usize) -> Outcome<Option<S
         let problem = lines.join("; ");
         return Err(usage!(
             "{}: {}",
-            words
-                .iter()
-                .map(process::quoted)
-                .collect::<Vec<_>>()
-                .join(" "),
+            records::quoted_line(words),
             problem.trim_start_matches("error: ")
         ));
     }

@@ -50,6 +50,7 @@ pub use profile::{BucketRecord, LayerSeconds, PROFILE_SCHEMA, ParameterRecord, P
 pub use progress::RunProgress;
 pub use run::{
     DatasetFacts, EpochRecord, GradientNoise, JOB_SCRIPT, LaunchFacts, Manifest, Seconds, quoted,
+    quoted_line,
 };
 pub use settings::{OF_SYNCHRONISATION, WORK, count_all_passes, is_of_rank, method, name, text};
 pub use study::{

@@ -84,7 +84,20 @@ pub fn quoted(word: impl AsRef<OsStr>) -> String {
     }
 }
 
+/// Returns words as a line that can be pasted into a shell.
+pub fn quoted_line(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
+    let words: Vec<String> = words.into_iter().map(quoted).collect();
+    words.join(" ")
+}
+
 impl Manifest {
+    /// Returns the name of the program, for a shell.
+    pub fn program(&self) -> String {
+        let program = self.command_line.first().map(Path::new);
+        let program = program.and_then(Path::file_name);
+        program.map_or_else(String::new, quoted)
+    }
+
     /// Returns the command that resumes the run in `directory` with as many ranks: its Slurm job,
     /// or `train --resume` under a launcher.
     pub fn resume_command(&self, directory: &Path) -> String {
@@ -99,9 +112,7 @@ impl Manifest {
         if let Some((flag, script)) = scripts.find(|(_, script)| script.exists()) {
             return format!("sbatch {flag}{}", quoted(script));
         }
-        let program = self.command_line.first().map(Path::new);
-        let program = program.and_then(Path::file_name);
-        let program = program.map_or_else(String::new, quoted);
+        let program = self.program();
         let program = match (self.launch.ranks, self.launch.nodes.len()) {
             (0 | 1, _) => program,
             (ranks, 0 | 1) => format!("{program} launch -n {ranks} --"),

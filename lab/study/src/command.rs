@@ -230,14 +230,13 @@ fn listed(cells: &[&Cell]) -> String {
             1 => "process",
             _ => "processes",
         };
-        let words: Vec<String> = cell.arguments.iter().map(process::quoted).collect();
         text.push_str(&format!(
             "{}\n    {} times on {} {processes}, {}: {program} {}\n",
             cell.id,
             cell.repetitions,
             cell.world_size,
             cell.setting("launcher"),
-            words.join(" ")
+            records::quoted_line(&cell.arguments)
         ));
     }
     let runs: usize = cells.iter().map(|cell| cell.repetitions).sum();

@@ -250,9 +250,7 @@ fn next_commands(directory: &Path, manifest: &Manifest, is_stopped: bool) -> Vec
     if is_stopped {
         return vec![manifest.resume_command(directory)];
     }
-    let program = manifest.command_line.first().map(PathBuf::from);
-    let program = program.as_deref().and_then(Path::file_name);
-    let program = program.map_or_else(String::new, quoted);
+    let program = manifest.program();
     let directory = quoted(directory);
     vec![
         format!("{program} report {directory}"),

@@ -119,7 +119,6 @@ fn recipe(run: &Run) -> String {
     let mut text = String::new();
     for manifest in run.manifests.iter().rev() {
         let ranks = manifest.launch.ranks;
-        let words: Vec<String> = manifest.command_line.iter().map(records::quoted).collect();
         let launcher = match ranks > 1 {
             true => format!("mpirun -n {ranks} "),
             false => String::new(),
@@ -129,7 +128,7 @@ fn recipe(run: &Run) -> String {
             manifest.commit,
             records::counted(ranks, "rank"),
             manifest.started,
-            words.join(" ")
+            records::quoted_line(&manifest.command_line)
         ));
     }
     if !run.toml.is_empty() {
