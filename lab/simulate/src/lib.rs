@@ -29,6 +29,7 @@ mod fit;
 mod forecast;
 mod measured;
 mod named;
+mod nccl;
 mod network;
 mod predict;
 mod profile;

@@ -34,6 +34,8 @@ pub enum Synchronisation {
         /// Seconds per byte of gradients for encoding and decoding on a rank.
         encoding_s_per_byte: f64,
     },
+    /// All-reduce of each bucket by NCCL on GPUs, without headers.
+    Nccl,
     /// Ranks push buckets to parameter servers and receive parameters.
     ParameterServer {
         /// Number of servers, at least 1; with [`ServerPlacement::Beside`] at most the ranks.
@@ -155,6 +157,7 @@ impl Predictor {
                 kind,
                 encoding_s_per_byte,
             } => Some((Sums::compressed(kind, network, ranks), encoding_s_per_byte)),
+            Synchronisation::Nccl => Some((Sums::nccl(network, ranks), 0.0)),
             _ => None,
         };
         Ok(Self {
@@ -233,7 +236,11 @@ impl Predictor {
                     straggler_s: straggler_s / every.sqrt(),
                 })
             }
-            Synchronisation::AllReduce(_) | Synchronisation::Compressed { .. } => {
+            Synchronisation::AllReduce(_)
+            | Synchronisation::Compressed { .. }
+            | Synchronisation::Nccl => {
+                let has_header = self.synchronisation != Synchronisation::Nccl;
+                let header_s = if has_header { header_s } else { 0.0 };
                 let cost = self.sum_buckets(profile, overlap, header_s)?;
                 Ok(StepCost {
                     straggler_s,

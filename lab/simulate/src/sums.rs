@@ -17,6 +17,7 @@ use distributed::gradients::{
 };
 
 use crate::SimulationError;
+use crate::nccl::all_reduce_s;
 use crate::network::NetworkModel;
 use crate::record::{RecordedCall, Recorder};
 use crate::schedule::finish;
@@ -48,6 +49,8 @@ enum Method {
     /// One reducer per rank.
     AllReduce(Vec<AllReducer>),
     Compressed(CompressionKind),
+    /// NCCL on this number of GPUs, by a formula: it has no recorders.
+    Nccl(usize),
 }
 
 impl Sums {
@@ -67,6 +70,10 @@ impl Sums {
 
     pub(crate) fn compressed(kind: CompressionKind, network: &NetworkModel, ranks: usize) -> Self {
         Self::new(Method::Compressed(kind), network, recorders(network, ranks))
+    }
+
+    pub(crate) fn nccl(network: &NetworkModel, ranks: usize) -> Self {
+        Self::new(Method::Nccl(ranks), network, Vec::new())
     }
 
     fn new(method: Method, network: &NetworkModel, ranks: Vec<Arc<Recorder>>) -> Self {
@@ -89,7 +96,7 @@ impl Sums {
             Method::Compressed(CompressionKind::Bf16 | CompressionKind::F16) => {
                 return 0.5 * of(ranks);
             }
-            Method::Compressed(_) => return 0.0,
+            Method::Compressed(_) | Method::Nccl(_) => return 0.0,
         };
         match kind {
             ReductionKind::Hierarchical => of(leaders),
@@ -112,6 +119,7 @@ impl Sums {
         spans: &[TensorSpan],
     ) -> Result<f64, SimulationError> {
         match self.method {
+            Method::Nccl(gpus) => Ok(all_reduce_s(&self.network, gpus, bytes)),
             // These depend on the borders of tensors.
             Method::Compressed(CompressionKind::PowerSgd { .. } | CompressionKind::TopK { .. }) => {
                 self.collectives(spans)
@@ -154,6 +162,7 @@ impl Sums {
                     }];
                     BucketCompressor::new(*kind, row, 0).sum(&mut buffer, &**recorder)?;
                 }
+                Method::Nccl(_) => {}
             }
             operations.push(recorder.take());
         }

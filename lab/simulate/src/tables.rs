@@ -125,16 +125,22 @@ pub fn published_lines(answers: &[PublishedFigure]) -> Vec<String> {
             .to_owned(),
     ];
     for answer in answers {
-        lines.push(format!("published {}: {}", answer.source, answer.what));
-        let published = 100.0 * answer.published_efficiency.unwrap_or(f64::NAN);
         let predicted = 100.0 * answer.predicted_efficiency.unwrap_or(f64::NAN);
-        lines.push(format!(
-            "          {} ranks: published efficiency {:.1} %, predicted {:.1} %, gap {:+.1} points",
-            answer.ranks,
-            published,
-            predicted,
-            predicted - published,
-        ));
+        let (kind, efficiency) = match answer.published_efficiency {
+            None => (
+                "predicted",
+                format!("predicted efficiency {predicted:.1} %"),
+            ),
+            Some(published) => {
+                let (published, gap) = (100.0 * published, predicted - 100.0 * published);
+                let text = format!(
+                    "published efficiency {published:.1} %, predicted {predicted:.1} %, gap {gap:+.1} points"
+                );
+                ("published", text)
+            }
+        };
+        lines.push(format!("{kind} {}: {}", answer.source, answer.what));
+        lines.push(format!("          {} ranks: {efficiency}", answer.ranks));
         lines.push(format!("          assumed: {}", answer.assumed));
     }
     lines

@@ -216,7 +216,13 @@ fn published_figures_stand_beside_what_is_simulated_of_them() {
         text.contains("published efficiency 84.2 %, predicted"),
         "{text}"
     );
-    assert_eq!(text.matches("assumed: ").count(), 5);
+    assert_eq!(text.matches("\npublished ").count(), 8);
+    assert_eq!(
+        text.matches("\npredicted nodes of 8 H100, not measured")
+            .count(),
+        12
+    );
+    assert_eq!(text.matches("assumed: ").count(), 20);
     assert!(!text.contains("samples/s"), "nothing is measured");
 }
 
