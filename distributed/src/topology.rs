@@ -239,6 +239,12 @@ pub(crate) fn spans_nodes() -> bool {
     }
 }
 
+/// Returns true if NCCL may put several ranks on one GPU, which tests on one GPU need.
+#[cfg(feature = "nccl")]
+pub(crate) fn nccl_may_share_gpus() -> bool {
+    std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1")
+}
+
 /// Returns the scheduler's name of this process's job.
 pub fn scheduler_job() -> Option<String> {
     std::env::var("SLURM_JOB_ID")

@@ -57,14 +57,36 @@ fn two_ranks_sum_or_both_get_the_same_error() {
 }
 
 #[test]
-fn two_ranks_on_one_gpu_are_refused_before_nccl_is_entered() {
+fn two_ranks_on_one_gpu_sum_or_are_refused_before_nccl_is_entered() {
     let results = run_ranks(2, |communicator| sum(&communicator, 0));
     assert_eq!(results[0], results[1]);
-    assert!(
-        matches!(results[0], Err(CollectiveError::NcclUnavailable { .. })),
-        "{:?}",
-        results[0]
-    );
+    match &results[0] {
+        Ok(values) => assert!(values.iter().all(|&value| value == 3.0)),
+        Err(error) => assert!(
+            matches!(error, CollectiveError::NcclUnavailable { .. }),
+            "{error}"
+        ),
+    }
+}
+
+#[test]
+fn ranks_share_a_gpu_if_this_nccl_can_and_the_user_wants_it() {
+    let Some(libraries) = fake::libraries() else {
+        return;
+    };
+    for (version, wanted, num_sums) in [("23000", "1", 4), ("23000", "0", 0), ("22907", "1", 0)] {
+        let log = libraries.path().join(format!("log-{version}-{wanted}"));
+        fs::write(&log, "").unwrap();
+        let mut again = fake::program(env::current_exe().unwrap(), &libraries, 1);
+        again.env("FAKE_CUDA_LOG", &log);
+        again.env("FAKE_NCCL_VERSION", version);
+        again.env("NCCL_MULTI_RANK_GPU_ENABLE", wanted);
+        let output = again.arg("two_ranks_on_one_gpu").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let log = fs::read_to_string(log).unwrap();
+        let sums = log.lines().filter(|line| line.starts_with("call "));
+        assert_eq!(sums.count(), num_sums, "NCCL {version}, variable {wanted}");
+    }
 }
 
 #[test]

@@ -15,9 +15,13 @@ use cudarc::driver::{
 use super::api::{Api, Connection, NAMES, UniqueId};
 use super::readiness::Readiness;
 use crate::pause::pause_after;
+use crate::topology::nccl_may_share_gpus;
 
 /// Limit of a pause. No other thread wakes this thread, and the GPU computes during the pause.
 const LONGEST_PAUSE: Duration = Duration::from_micros(250);
+
+/// First NCCL that reads `NCCL_MULTI_RANK_GPU_ENABLE`.
+const SHARES_GPUS: i32 = 23_000;
 
 /// A failed call of CUDA or NCCL.
 #[derive(Debug)]
@@ -95,12 +99,16 @@ pub(super) fn open(gpu: usize) -> (Readiness, Option<(Arc<CudaContext>, &'static
             "Load another NCCL",
         );
     };
+    let may_share = nccl_may_share_gpus() && api.version().is_ok_and(|code| code >= SHARES_GPUS);
     let opened = CudaContext::new(gpu).and_then(|context| Ok((context.uuid()?, context)));
     match opened {
         Ok((uuid, context)) => (
             Readiness::Ready {
                 version,
-                gpu: name(bytemuck::cast_slice(&uuid.bytes)),
+                gpu: match may_share {
+                    true => String::new(),
+                    false => name(bytemuck::cast_slice(&uuid.bytes)),
+                },
             },
             Some((context, api)),
         ),

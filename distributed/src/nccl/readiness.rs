@@ -12,7 +12,7 @@ pub enum Readiness {
     Ready {
         /// The library's version.
         version: String,
-        /// Unique name of the GPU, as `nvidia-smi -L` prints it.
+        /// Unique name of the GPU, as `nvidia-smi -L` prints it; empty if ranks may share it.
         gpu: String,
     },
     /// The rank lacks a requirement.
@@ -93,6 +93,9 @@ pub fn verdict(all: &[Readiness]) -> Result<(), CollectiveError> {
         let Readiness::Ready { gpu, .. } = readiness else {
             continue;
         };
+        if gpu.is_empty() {
+            continue;
+        }
         let sharing =
             where_it_is(&|other| matches!(other, Readiness::Ready { gpu: its, .. } if its == gpu));
         if sharing.len() > 1 {
