@@ -308,10 +308,12 @@ cuda_build() {
     local folder=$PWD/target/cuda-offline
     trainer=$folder/release/trainer
     stubs=$folder/libllvm-absent.so
-    # Without MPI, which a machine with a GPU may lack; with the reference of `trainer verify`. The
-    # build scripts that download LLVM return at once for documentation of docs.rs.
+    local with=cuda-nvrtc,kernel-cache,flex
+    # gpu_check packs Open MPI for machines without MPI.
+    [ ${#features[@]} != 0 ] || ! has ompi_info || with+=,mpi
+    # The build scripts that download LLVM return at once for documentation of docs.rs.
     DOCS_RS=1 RUSTFLAGS="${RUSTFLAGS:+$RUSTFLAGS }-C link-arg=-Wl,--unresolved-symbols=ignore-all" \
-        cargo build --release -p trainer --no-default-features --features cuda-nvrtc,kernel-cache,flex --target-dir "$folder"
+        cargo build --release -p trainer --no-default-features --features $with --target-dir "$folder"
     {
         printf '#include <%s.h>\n' stdio stdlib
         echo 'static void end(const char *name) { fprintf(stderr, "absent: %s\n", name); abort(); }'
@@ -403,6 +405,19 @@ cuda() {
     emulated
 }
 
+# pack_mpi FOLDER PROGRAM: copies Open MPI's launcher, its components for one machine, and the
+# libraries of both and of PROGRAM, except those of the C compiler. place.py names them to Open MPI.
+pack_mpi() {
+    local folder=$1/openmpi paths kinds='ucx|ofi|psm|openib|flux|slurm|monitoring|gridengine|vprotocol'
+    paths=$(ompi_info --parsable --path all)
+    mkdir -p "$folder"/{bin,lib,components}
+    cp "$(command -v mpirun)" "$(command -v orted)" "$folder/bin"
+    cp -r "$(sed -n 's/^path:pkgdatadir://p' <<< "$paths")" "$folder/data"
+    find "$(sed -n 's/^path:pkglibdir://p' <<< "$paths")" -name 'mca_*.so' | grep -Ev "$kinds" | xargs cp -t "$folder/components"
+    ldd "$2" "$folder"/bin/* "$folder"/components/* | awk '$3 ~ "^/" { print $3 }' |
+        grep -Ev '/(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s)\.so' | sort -u | xargs cp -Lt "$folder/lib"
+}
+
 # gpu_check DATA FLAG...: packs the trainer for CUDA with its checks into target/gpu-check, and
 # runs them if there is a GPU. DATA is empty, or a folder with the files of the check known-answer.
 gpu_check() {
@@ -420,7 +435,7 @@ gpu_check() {
     cuda_build
     rm -rf $folder
     mkdir -p $folder/data
-    cp lab/peers/gpu/*.{sh,py} lab/peers/{architecture,job,resnet}.py "$stubs" $folder
+    cp lab/peers/gpu/*.{sh,py} lab/peers/{architecture,job,pytorch_imagenet,resnet}.py "$stubs" $folder
     rm $folder/test_*.py
     # PyTorch's numbers for the check golden.
     cp burn-resnet/tests/golden/resnet8.safetensors $folder/data
@@ -428,6 +443,9 @@ gpu_check() {
         cp "$data/resnet20-12fca82f.th" $folder/data
         # The known answer is that of 1,017 records of a label and 3,072 pixels.
         head -c $((1017 * 3073)) "$images" > $folder/data/test_batch.bin
+    fi
+    if ldd "$trainer" | grep libmpi > /dev/null && has ompi_info; then
+        pack_mpi $folder "$trainer"
     fi
     strip -o $folder/trainer "$trainer"
     xz -T0 -6 $folder/trainer

@@ -70,14 +70,15 @@ const GPU_CHECK: &str = "\
 Builds the trainer for CUDA without LLVM, as `test --only cuda` does (about 25 minutes on 2 cores if
 nothing is compiled yet), and packs it with the scripts of lab/peers/gpu into target/gpu-check. With a GPU
 it runs them; otherwise copy the folder to a machine with one and run ./gpu-check.sh there: eight
-minutes at most, four with --quick. docs/gpu.md explains the output. --data-dir names a folder with
+minutes at most, four with --quick. With Open MPI here, the folder has its launcher and libraries, for
+two processes on one GPU. docs/gpu.md explains the output. --data-dir names a folder with
 resnet20-12fca82f.th and CIFAR-10's test_batch.bin, for the check known-answer.";
 
 /// Flags of `cargo xtask gpu-check`.
 #[derive(Debug, Args)]
 #[command(after_help = GPU_CHECK)]
 pub(crate) struct GpuCheckArgs {
-    /// Check only ResNet-20, without torch.compile
+    /// Measure only ResNet-20
     #[arg(long)]
     quick: bool,
     /// Folder with published weights and images to pack
@@ -89,9 +90,10 @@ pub(crate) struct GpuCheckArgs {
 
 impl GpuCheckArgs {
     pub(crate) fn run(&self) -> Outcome {
-        setup::run(self.installing)?;
+        let found = setup::run(self.installing)?;
         let mut command = cargo::script("checks.sh");
         command.arg("gpu_check");
+        command.env("FEATURES", Mpi::of(&found).features().join(" "));
         command.arg(self.data_dir.as_ref().map_or("".into(), |folder| {
             path::absolute(folder).unwrap_or_else(|_| folder.clone())
         }));

@@ -1,8 +1,8 @@
 """Checks that the trainer computes rightly on this machine's GPU, and compares it with PyTorch.
 
 In: what `cargo xtask gpu-check` packed into this folder, a GPU, PyTorch. Out: tables on stdout, everything in `gpu-check.json`.
-Invariant: ends within its time. What fails, crashes or has no time left is a row with the reason; the file is whole after every part,
-and so is the archive of compiled kernels, which another start uses.
+Invariant: ends within its time, one program at a time. What fails, crashes or has no time left is a row with the reason; the file is
+whole after every part, and so is the archive of compiled kernels, which another start uses.
 Exit codes: 0 all that was measured is right, 1 something is wrong or broke off, 3 there is no GPU.
 
     ./gpu-check.sh [--quick] [--only PARTS] [--output FILE.json] [--cache FILE.tar]
@@ -23,17 +23,29 @@ import place
 import processes
 import table
 
-# Seconds: of everything, and of one program started by each part.
-LIMITS = {"deadline": 470, "peaks": 90, "verify": 120, "warm": 90, "bench": 90, "pytorch": 40, "compiled": 90}
+# Seconds: of everything, and of one program of each kind.
+LIMITS = {"deadline": 470, "peaks": 60, "verify": 90, "learning": 90, "bench": 90, "pytorch": 40, "pair": 60}
 QUICK_LIMITS = {**LIMITS, "deadline": 225, "verify": 60}
-PARTS = ("peaks", "verify", "warm", "measure")
+# A part with less time left does not begin.
+LEAST_S = 20
+# Checks of `trainer verify` by part and number format; those of small worth come last.
+STEPS = "known-answer,golden,ten-steps"
+VERIFIED = {
+    "f32": ("f32", STEPS),
+    "bf16": ("bf16", f"{STEPS},ranks,checkpoints"),
+    "f16": ("f16", f"{STEPS},ranks,checkpoints"),
+    "learning": ("bf16", "learning"),
+}
+REST = ("f32", "ranks,nccl,checkpoints,memory")
 NO_GPU = 3
 ROUNDS = 2
 # Beyond which a throughput counts for nothing: the programs did not do the same.
 LOSSES_OFF = {"f32": 1e-2, "bf16": 5e-2, "f16": 5e-2}
-JOBS = [("resnet20", 128), ("resnet20", 1024), ("resnet44", 128), ("resnet44", 1024)]
-QUICK_JOBS = JOBS[:2]
-COMPILED = "compiled"
+JOBS = [("resnet20", 128), ("resnet20", 1024), ("resnet44", 128), ("resnet44", 1024), ("resnet50", 64)]
+PIXELS = {"resnet50": 224}
+JOB_PARTS = {f"{model}-{batch}": (model, batch) for model, batch in JOBS}
+PARTS = ("peaks", *VERIFIED, *JOB_PARTS, "pair", "rest")
+QUICK_PARTS = ("peaks", *VERIFIED, *list(JOB_PARTS)[:2])
 LIMIT_HELP = "another limit, " + ", ".join(f"{part}={seconds}" for part, seconds in LIMITS.items())
 
 
@@ -43,9 +55,9 @@ class Check:
     def __init__(self, options, folder, scratch):
         self.options, self.folder, self.scratch = options, folder, scratch
         self.start, self.limits = time.monotonic(), limits(options)
-        self.parts = options.only.split(",") if options.only else list(PARTS)
+        self.parts = options.only.split(",") if options.only else list(QUICK_PARTS if options.quick else PARTS)
         self.result = {"schema": "lockstep.gpu-check/1", "quick": options.quick, "verify": [], "rows": []}
-        self.result.update(gpu=None, peaks={}, pytorch=None, trainer=None, kernels=[], gaps=[], commands=[])
+        self.result.update(gpu=None, peaks={}, pytorch=None, trainer=None, kernels=[], pairs=[], gaps=[], commands=[])
         self.is_wrong = False
 
     def left(self):
@@ -71,11 +83,11 @@ class Check:
         partial.write_text(json.dumps(self.result, indent=1))
         partial.rename(path)
 
-    def trainer(self, words, limit_s):
+    def trainer(self, words, limit_s, **variables):
         """Runs our program."""
         words = [str(self.program), *map(str, words)]
         self.result["commands"].append(words[1:])
-        return processes.run(words, min(limit_s, self.left()), self.environment)
+        return processes.run(words, min(limit_s, self.left()), {**self.environment, **variables})
 
     def prepare(self):
         """The program and the GPU; whether there is one."""
@@ -105,33 +117,42 @@ class Check:
             return
         self.result["gpu_after_load"], _ = place.gpu_facts()
 
-    def verify(self, dtype):
+    def verify(self, part, dtype, checks):
         """Whether the trainer computes rightly."""
-        self.say(f"verify {dtype}")
-        output = self.scratch / f"verify-{dtype}.json"
-        words = ["verify", "--device", "cuda", "--dtype", dtype, "--output", output]
+        output = self.scratch / f"verify-{part}.json"
+        words = ["verify", "--device", "cuda", "--dtype", dtype, "--only", checks, "--output", output]
         words += ["--quick"] if self.options.quick else []
         data = self.folder / "data"
         words += ["--data-dir", data] if data.is_dir() else []
-        ended = self.trainer(words, self.limits["verify"])
-        if output.exists():
-            verification = json.loads(output.read_text())
-            self.result["verify"].append(verification)
-            self.is_wrong |= verification["verdict"] == "FAIL"
-        else:
+        ended = self.trainer(words, self.limits.get(part, self.limits["verify"]))
+        if not output.exists():
             # A number format that this program does not have on a GPU is refused as wrong usage.
-            self.gap(f"verify {dtype}", ended.reason, is_wrong=ended.code != 2)
+            self.gap(f"verify {part}", ended.reason, is_wrong=ended.code != 2)
+            return
+        verification = json.loads(output.read_text())
+        self.is_wrong |= verification["verdict"] == "FAIL"
+        known = next((one for one in self.result["verify"] if one["dtype"] == verification["dtype"]), None)
+        if known:
+            known["checks"] += verification["checks"]
+        else:
+            self.result["verify"].append(verification)
 
-    def warm(self, model, batch):
-        """Lets our program compile the kernels of a job; nothing is measured."""
-        for dtype in ("f32", "bf16", "f16"):
-            if self.left() < 5:
-                self.gap(f"warm {model} {batch} {dtype}", "no time left")
+    def pair(self):
+        """Two processes on this GPU: sums by NCCL have the bits of sums by MPI, since two numbers have one sum."""
+        losses = {}
+        for reduction in ("mpi", "nccl"):
+            words = ["launch", "-n", 2, "--", *bench("resnet20", 128, "f32", "cuda:0"), "--update", "host", "--reduction", reduction]
+            # Before 2.30 NCCL refuses a second rank on a GPU.
+            ended = self.trainer([*words, "--steps", 20, "--json"], self.limits["pair"], NCCL_MULTI_RANK_GPU_ENABLE="1")
+            try:
+                facts = ended.last_json("images_per_second", "losses")
+            except processes.Silent as silent:
+                self.gap(f"two processes, --reduction {reduction}", str(silent))
                 continue
-            self.say(f"warm {model} {batch} {dtype}")
-            ended = self.trainer([*bench(model, batch, dtype), "--steps", 2, "--warmup-steps", 1], self.limits["warm"])
-            if ended.code != 0:
-                self.gap(f"warm {model} {batch} {dtype}", ended.reason)
+            losses[reduction] = facts["losses"]
+            self.result["pairs"].append({"reduction": reduction, "images_per_second": facts["images_per_second"]})
+        if len(losses) == 2 and losses["mpi"] != losses["nccl"]:
+            self.gap("two processes", f"losses of MPI and NCCL differ: {losses}", is_wrong=True)
 
     def ours(self, model, batch, dtype, job):
         """One block of our steps; the first of a job writes it for PyTorch."""
@@ -171,9 +192,9 @@ class Check:
                         rival = stack.enter_context(contextlib.closing(peer.Peer(job, min(60, self.left()))))
                     except processes.Silent as silent:
                         reasons["PyTorch"] = str(silent)
-                for way, dtype in self.ways(rival, model, batch):
+                for way, dtype in ways(rival):
                     ask = {"kind": "measure", "name": way, "warmup_steps": 10, "steps": 40, "blocks": 3}
-                    limit_s = min(self.limits["compiled" if COMPILED in way else "pytorch"], self.left())
+                    limit_s = min(self.limits["pytorch"], self.left())
                     attempt(f"PyTorch, {way}", dtype, lambda ask=ask, limit_s=limit_s: rival.ask(limit_s, **ask))
             of_job = rows(model, batch, blocks, reasons)
             self.result["rows"] += of_job
@@ -185,14 +206,6 @@ class Check:
                 self.our_kernels(blocks)
                 if rival:
                     self.profile(rival)
-
-    def ways(self, rival, model, batch):
-        """PyTorch's ways for a job: compiling takes most of their time, and a quick run leaves it out."""
-        if rival is None:
-            return []
-        ways = [(way, "f32" if "TF32" in way else "bf16") for way in rival.about["ways"]]
-        compiles = not self.options.quick and (model, batch) in JOBS[:2]
-        return [(way, dtype) for way, dtype in ways if compiles or COMPILED not in way]
 
     def profile(self, rival):
         """Kernels of PyTorch's step, by its profiler."""
@@ -235,9 +248,15 @@ def parts(text):
     return text
 
 
-def bench(model, batch, dtype):
+def ways(rival):
+    """PyTorch's ways with their number formats."""
+    return [(way, "f32" if "TF32" in way else "bf16") for way in rival.about["ways"]] if rival else []
+
+
+def bench(model, batch, dtype, device="cuda"):
     """The words of our program for a job."""
-    return ["bench", "--device", "cuda", "--model", model, "--batch-size-per-rank", batch, "--dtype", dtype]
+    words = ["bench", "--device", device, "--model", model, "--batch-size-per-rank", batch, "--dtype", dtype]
+    return words + (["--image-size", PIXELS[model], "--num-classes", 1000] if model in PIXELS else [])
 
 
 def rows(model, batch, blocks, reasons):
@@ -270,7 +289,7 @@ def disagrees(of_job):
 def completed(result):
     """Adds what follows from the measurements."""
     for row in result["rows"]:
-        if not row.get("gap"):
+        if not row.get("gap") and row["model"] not in PIXELS:
             depth = int(row["model"].removeprefix("resnet"))
             row.update(arithmetic.shares(depth, row["batch"], row["dtype"], row["step_s"], result["peaks"]))
     arithmetic.ratios(result["rows"])
@@ -280,30 +299,27 @@ def run(check):
     """All parts; the exit code."""
     if not check.prepare():
         return 1 if check.is_wrong else NO_GPU
-    if "peaks" in check.parts:
-        check.peaks()
-    for dtype in ("f32", "bf16", "f16") if "verify" in check.parts else ():
-        check.verify(dtype)
+    work = {"peaks": check.peaks, "pair": check.pair, "rest": lambda: check.verify("rest", *REST)}
+    work.update({part: lambda part=part: check.verify(part, *VERIFIED[part]) for part in VERIFIED})
+    work.update({part: lambda part=part: check.measure(*JOB_PARTS[part]) for part in JOB_PARTS})
+    for part in PARTS:
+        if part not in check.parts:
+            continue
+        if check.left() < LEAST_S:
+            check.gap(part, "no time left")
+            continue
+        check.say(part)
+        work[part]()
         check.save()
-    for model, batch in QUICK_JOBS if check.options.quick else JOBS:
-        # Side by side, so that what no time is left for is whole jobs.
-        for part, work in (("warm", check.warm), ("measure", check.measure)):
-            if part not in check.parts:
-                continue
-            if check.left() < 20:
-                check.gap(f"{part} {model} {batch}", "no time left")
-                continue
-            work(model, batch)
-            check.save()
     return 1 if check.is_wrong else 0
 
 
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="under four minutes: ResNet-20 alone, nothing compiled")
+    parser.add_argument("--quick", action="store_true", help="under four minutes: only ResNet-20")
     parser.add_argument("--output", default="gpu-check.json", help="file of the result (default gpu-check.json)")
-    parser.add_argument("--only", type=parts, metavar="PARTS", help=f"some of {','.join(PARTS)}; warm compiles our kernels")
+    parser.add_argument("--only", type=parts, metavar="PARTS", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--limit", type=limit, action="append", default=[], metavar="PART=SECONDS", help=LIMIT_HELP)
     parser.add_argument("--cache", default="gpu-check-cache.tar", help="file of our compiled kernels (default gpu-check-cache.tar)")
     options = parser.parse_args()

@@ -83,10 +83,34 @@ def trainer_environment(folder, scratch):
         variables["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path)
     if root:
         variables["CUDA_PATH"] = str(root)
+    nccl = next((root / "lib" for root in cuda_roots() if (root / "lib/libnccl.so.2").exists()), None)
+    mpi = folder / "openmpi"
+    added = [path for path in (nccl, mpi / "lib") if path and path.is_dir()]
+    if added:
+        variables["LD_LIBRARY_PATH"] = ":".join(filter(None, [variables.get("LD_LIBRARY_PATH"), *map(str, added)]))
+    if mpi.is_dir():
+        variables.update(of_mpi(mpi, variables.get("PATH", "")))
     stand_ins = folder / "libllvm-absent.so"
     if stand_ins.exists():
         variables["LD_PRELOAD"] = str(stand_ins)
     return variables, {"headers": str(root), "nvrtc": str(library)}
+
+
+def of_mpi(folder, path):
+    """The variables by which Open MPI finds its files, and starts two ranks of root on one GPU."""
+    return {
+        "PATH": f"{folder}/bin:{path}",
+        "OPAL_PREFIX": str(folder),
+        "OPAL_BINDIR": f"{folder}/bin",
+        "OPAL_LIBDIR": f"{folder}/lib",
+        "OPAL_PKGLIBDIR": f"{folder}/components",
+        "OPAL_PKGDATADIR": f"{folder}/data",
+        "OPAL_SYSCONFDIR": f"{folder}/data",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # A sandbox forbids one process to read another's memory.
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    }
 
 
 def trainer(folder, scratch):

@@ -22,20 +22,17 @@ PROFILED_STEPS = 5
 
 
 class Way(NamedTuple):
-    """`mode` is torch.compile's, or None for eager; `is_captured`: the whole step is replayed as one CUDA graph."""
+    """`is_captured`: the whole step is replayed as one CUDA graph."""
 
     dtype: str
-    mode: object
     is_captured: bool
 
 
 WAYS = {
-    "eager, TF32": Way("f32", None, False),
-    "CUDA graph, TF32": Way("f32", None, True),
-    "AMP": Way("bf16", None, False),
-    "AMP, CUDA graph": Way("bf16", None, True),
-    "AMP, compiled": Way("bf16", "default", False),
-    "AMP, compiled, reduce-overhead": Way("bf16", "reduce-overhead", False),
+    "eager, TF32": Way("f32", False),
+    "CUDA graph, TF32": Way("f32", True),
+    "AMP": Way("bf16", False),
+    "AMP, CUDA graph": Way("bf16", True),
 }
 
 
@@ -43,10 +40,12 @@ class Training:
     """A network in training in one way."""
 
     def __init__(self, job, way, device):
+        import pytorch_imagenet
         import resnet
 
         self.way, self.device = way, device
-        model = resnet.of_depth(job.depth, job.num_classes)
+        build = pytorch_imagenet.ResNet if job.is_imagenet else resnet.of_depth
+        model = build(job.depth, job.num_classes)
         model.load_state_dict({name: torch.from_numpy(array) for name, array in job.weights.items()}, strict=False)
         self.model = model.to(device, memory_format=torch.channels_last).train()
         self.optimizer = torch.optim.SGD(
@@ -56,7 +55,6 @@ class Training:
             weight_decay=job.weight_decay,
             fused=True,
         )
-        self.forward = torch.compile(self.model, mode=way.mode) if way.mode else self.model
         self.batches = [
             (
                 torch.from_numpy(images).permute(0, 3, 1, 2).to(device),
@@ -72,7 +70,7 @@ class Training:
         """One update; the loss stays on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         with self.precision():
-            logits = self.forward(images)
+            logits = self.model(images)
         loss = F.cross_entropy(logits.float(), labels)
         loss.backward()
         self.optimizer.step()
@@ -113,8 +111,6 @@ class Training:
             self.graph.replay()
             loss = self.loss
         else:
-            if self.way.mode == "reduce-overhead":
-                torch.compiler.cudagraph_mark_step_begin()
             loss = self.eager(images, labels)
         if len(self.losses) < KEPT_LOSSES:
             self.losses.append(loss.item())

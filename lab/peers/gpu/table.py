@@ -13,6 +13,7 @@ def markdown(result):
     """All tables."""
     parts = [title(result), checks(result.get("verify", [])), speeds(result.get("rows", []))]
     parts.append(kernels(result.get("kernels", [])))
+    parts.append(pairs(result.get("pairs", [])))
     parts.append(gaps(result.get("gaps", [])))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -107,6 +108,12 @@ def kernels(profiles):
         rows.append([profile["program"], number(profile["launches_per_step"], 1, 0), *times, longest])
     heads = ["program", "launches a step", "in kernels, ms", "between them, ms", "longest kernels, share of kernel time"]
     return table(heads, rows) if rows else ""
+
+
+def pairs(rows):
+    """Two processes on the GPU."""
+    lines = [[row["reduction"], number(row["images_per_second"], 1, 0)] for row in rows]
+    return table(["two processes, reduction", "images/s"], lines) if rows else ""
 
 
 def gaps(reasons):

@@ -303,8 +303,61 @@ echo no device >&2; exit 1
         self.assertIn("no device", missing["verify f32"])
         self.assertEqual([row["gap"] for row in result["rows"]], ["exit code 1: no device"] * 6)
         self.assertEqual(missing["PyTorch, resnet20 1024"], "no job was written")
-        self.assertIn("no device", missing["warm resnet20 1024 f16"])
         self.assertTrue(self.has_cache)
+
+    def test_parts_run_in_order_and_the_file_is_whole_after_each(self):
+        saves = []
+        save = gpu_check.Check.save
+
+        def saved(check):
+            save(check)
+            saves.append(len(json.loads(pathlib.Path(check.options.output).read_text())["commands"]))
+
+        with mock.patch.object(gpu_check.Check, "save", saved), mock.patch.object(gpu_check.Check, "peaks"):
+            _, result = self.run_with(({"name": "G"}, None), quick=False)
+        commands = [words[words.index("--") + 1 :] if "--" in words else words for words in result["commands"][1:]]
+        found = []
+        for words in commands:
+            keys = ("--dtype", "--only", "--model", "--batch-size-per-rank", "--reduction")
+            given = [words[words.index(key) + 1] for key in keys if key in words]
+            found += [given] if given not in found else []
+        steps, formats = "known-answer,golden,ten-steps", ("f32", "bf16", "f16")
+        expected = [["f32", steps], ["bf16", steps + ",ranks,checkpoints"], ["f16", steps + ",ranks,checkpoints"], ["bf16", "learning"]]
+        jobs = (("resnet20", "128"), ("resnet20", "1024"), ("resnet44", "128"), ("resnet44", "1024"), ("resnet50", "64"))
+        expected += [[dtype, *job] for job in jobs for dtype in formats]
+        expected += [["f32", "resnet20", "128", reduction] for reduction in ("mpi", "nccl")]
+        self.assertEqual(found, [*expected, ["f32", "ranks,nccl,checkpoints,memory"]])
+        self.assertEqual(len(saves), len(gpu_check.PARTS) + 1)
+        self.assertEqual(saves, sorted(saves))
+
+    def test_a_part_without_time_is_a_row_and_starts_nothing(self):
+        limits = [gpu_check.limit("deadline=10")]
+        code, result = self.run_with(({"name": "G"}, None), limit=limits)
+        self.assertEqual((code, dict(result["gaps"])["f32"]), (0, "no time left"))
+        self.assertEqual(result["commands"], [["--version"]])
+
+    def test_sums_of_two_processes_that_differ_are_wrong(self):
+        for losses, is_wrong in (([1.0, 1.0], False), ([1.0, 2.0], True)):
+            check = gpu_check.Check(options(), None, None)
+            answers = [processes.Ended(0, json.dumps({"images_per_second": 1.0, "losses": [loss]}), "", 1.0) for loss in losses]
+            with mock.patch.object(check, "trainer", side_effect=answers), contextlib.redirect_stderr(io.StringIO()):
+                check.pair()
+            self.assertEqual((check.is_wrong, len(check.result["pairs"])), (is_wrong, 2))
+
+    def test_checks_of_one_format_from_two_parts_are_one_column(self):
+        check = gpu_check.Check(options(), pathlib.Path("."), None)
+
+        def answer(words, *_):
+            verification = {"dtype": "bf16", "verdict": "ok", "checks": [{"name": words[words.index("--only") + 1]}]}
+            pathlib.Path(words[words.index("--output") + 1]).write_text(json.dumps(verification))
+            return processes.Ended(0, "", "", 1.0)
+
+        with tempfile.TemporaryDirectory() as scratch, mock.patch.object(check, "trainer", answer):
+            check.scratch = pathlib.Path(scratch)
+            for part in ("bf16", "learning"):
+                check.verify(part, *gpu_check.VERIFIED[part])
+        (verification,) = check.result["verify"]
+        self.assertEqual([one["name"] for one in verification["checks"]][1], "learning")
 
     def test_programs_that_end_well_without_an_answer_are_rows(self):
         for answer in ("", "done", "[1]", "{}"):
@@ -318,14 +371,14 @@ echo no device >&2; exit 1
             (what, why), = check.result["gaps"]
             self.assertEqual(what, "the machine's own rates")
             self.assertIn(f"got {answer!r}", why)
-            _, result = self.run_with(({"name": "G"}, None), f"#!/bin/sh\necho '{answer}'\n", only="measure")
+            _, result = self.run_with(({"name": "G"}, None), f"#!/bin/sh\necho '{answer}'\n", only="resnet20-128")
             self.assertEqual({f"got {answer!r}" in row["gap"] for row in result["rows"]}, {True})
 
     def test_one_part_alone_asks_nothing_of_the_others(self):
-        _, result = self.run_with(({"name": "G"}, None), only="warm")
+        _, result = self.run_with(({"name": "G"}, None), only="resnet44-1024")
         self.assertEqual({words[0] for words in result["commands"]}, {"--version", "bench"})
-        self.assertEqual([result["rows"], result["verify"]], [[], []])
-        self.assertEqual(sum("--warmup-steps" in words for words in result["commands"]), 6)
+        self.assertEqual({row["model"] for row in result["rows"]}, {"resnet44"})
+        self.assertEqual(result["verify"], [])
 
     def test_limits_are_those_given_and_unknown_parts_are_refused(self):
         self.assertEqual(gpu_check.limits(options())["verify"], 60)
@@ -335,7 +388,7 @@ echo no device >&2; exit 1
             with self.assertRaises(argparse.ArgumentTypeError):
                 gpu_check.limit(text)
         with self.assertRaises(argparse.ArgumentTypeError):
-            gpu_check.parts("warm,cool")
+            gpu_check.parts("f32,cool")
 
 
 if __name__ == "__main__":
