@@ -79,7 +79,7 @@ pub(super) struct DirectPlan {
 const BAND_ELEMENTS: usize = 24 * 1024;
 /// Weights beyond so many elements come from beyond L2 for every part of the work: then a part has
 /// about so many pixels of a class, if need be of several images, as long as enough parts are left
-/// for each thread.
+/// for each of several threads.
 const LARGE_WEIGHTS: usize = 256 * 1024;
 const LARGE_WEIGHTS_PIXELS: usize = 192;
 const PARTS_OF_THREAD: usize = 4;
@@ -304,7 +304,11 @@ impl DirectPlan {
             .map(|(class, ..)| class.taps_h * class.taps_w * self.in_c * self.out_c)
             .sum();
         if weights > LARGE_WEIGHTS {
-            let most = self.num_pieces() / (PARTS_OF_THREAD * rayon::current_num_threads());
+            let parts = match rayon::current_num_threads() {
+                1 => 1,
+                threads => PARTS_OF_THREAD * threads,
+            };
+            let most = self.num_pieces() / parts;
             let bands = LARGE_WEIGHTS_PIXELS
                 .div_ceil(self.band_rows * max_w)
                 .min(most)

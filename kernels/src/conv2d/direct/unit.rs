@@ -133,18 +133,14 @@ pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
     let is_far = if S::LANES < PANEL {
         c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024
     } else {
-        c_in >= 1024
+        c_in >= 512 && c_out >= 256 || c_in >= 1024
     };
     s.taps() == 1 && is_far
 }
 
 /// Returns whether dy is packed, over which `num_blocks` blocks of runs pass.
 pub(super) fn packs_dy<S: Simd>(s: &Conv2dShape, num_blocks: usize) -> bool {
-    let [channels, blocks] = if S::LANES < PANEL {
-        [64, 16]
-    } else {
-        [1024, 8]
-    };
+    let [channels, blocks] = if S::LANES < PANEL { [64, 16] } else { [512, 8] };
     s.out_channels >= channels && num_blocks >= blocks
 }
 

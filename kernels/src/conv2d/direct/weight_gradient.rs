@@ -3,8 +3,9 @@
 //!
 //! In: x and dy.
 //! Out: dw, from sums `[panel][kernel row][tap][channel][16]` of one task at a time. A task is a
-//! piece of the pixels and a block of C_in x C_out. Its sums, and one unit of pixels of x and dy,
-//! stay in L2. A unit has enough pixels that adding its products to the sums costs little.
+//! piece of the pixels and a block of C_in x C_out. One unit of pixels of x and dy stays in L2, and
+//! in most cases the sums. A unit has enough pixels that adding its products to the sums costs
+//! little.
 //! Invariant: pieces and the order of sums in a piece depend only on the shape.
 
 use half::bf16;
@@ -26,11 +27,12 @@ const UNIT_ELEMENTS: usize = 6 * 1024;
 /// A unit has at least about so many pixels, as far as its input stays in L2: of single pixels, and
 /// of larger kernels.
 const UNIT_PIXELS: [usize; 2] = [128, 192];
-const MAX_UNIT_ELEMENTS: usize = 48 * 1024;
+const MAX_UNIT_ELEMENTS: usize = 64 * 1024;
 /// Most values of a kernel row's run, and most output channels, of a task: of single pixels, and of
-/// larger kernels.
-const TASK_RUN: usize = 256;
-const TASK_CHANNELS: [usize; 2] = [256, 128];
+/// larger kernels. The sums of the largest task are 1 MB, beyond the L2 of some processors. But a
+/// unit reads them once, and larger tasks pack x and dy less often.
+const TASK_RUN: [usize; 2] = [512, 256];
+const TASK_CHANNELS: [usize; 2] = [512, 128];
 /// Vectors of output channels of most blocks, for which x is packed.
 const PACKED_VECTORS: usize = 2;
 /// A piece has at least so many pixels: below, adding the pieces' gradients would cost too much.
@@ -69,21 +71,25 @@ impl DirectWeightPlan {
         let s = &all.shape;
         let out_h = s.out_height();
         let out_w = s.out_width();
-        let [unit_pixels, task_channels] =
-            [UNIT_PIXELS, TASK_CHANNELS].map(|of| of[usize::from(s.taps() > 1)]);
+        let [unit_pixels, task_run, task_channels] =
+            [UNIT_PIXELS, TASK_RUN, TASK_CHANNELS].map(|of| of[usize::from(s.taps() > 1)]);
         let block = s.block().0;
         let [kernel_h, kernel_w] = s.kernel;
-        let in_block = block_of(block.in_channels, (TASK_RUN / kernel_w).max(PANEL));
+        let in_block = block_of(block.in_channels, (task_run / kernel_w).max(PANEL));
         let borrows_input = s.padding == [0, 0] && (s.taps() == 1 || in_block == s.in_channels);
         let padded_w = (out_w - 1) * s.stride + kernel_w;
-        let row_len = padded_w * in_block;
-        let fitting =
-            |elements: usize| (elements / row_len).saturating_sub(kernel_h) / s.stride + 1;
+        // Of single pixels, those between the strides are not read.
+        let (row_pixels, step) = match s.taps() {
+            1 => (out_w, 1),
+            _ => (padded_w, s.stride),
+        };
+        let row_len = row_pixels * in_block;
+        let fitting = |elements: usize| (elements / row_len).saturating_sub(kernel_h) / step + 1;
         let rows =
             fitting(UNIT_ELEMENTS).max(unit_pixels.div_ceil(out_w).min(fitting(MAX_UNIT_ELEMENTS)));
         let padded_rows = |band_rows: usize| (band_rows - 1) * s.stride + kernel_h;
         let units = Units::new(all, rows, |band_rows| {
-            let image = padded_rows(band_rows) * row_len;
+            let image = ((band_rows - 1) * step + kernel_h) * row_len;
             (UNIT_ELEMENTS / image)
                 .max((unit_pixels / (out_h * out_w)).min(MAX_UNIT_ELEMENTS / image))
         });
