@@ -12,6 +12,8 @@ use crate::simd::{Isa, Task, vectorized};
 
 /// Rows of a piece.
 const PIECE_ROWS: usize = 64;
+/// Rows and columns of a part of a matrix that is transposed at once.
+const SQUARE: usize = 16;
 /// Values of a piece that are repeated.
 const PIECE_VALUES: usize = 4096;
 
@@ -31,6 +33,17 @@ pub fn swap_axes<E: Element>(extents: [usize; 4], x: &[E], y: &mut [E]) {
         return;
     }
     let [_, b, c, run] = extents;
+    if run == 1 {
+        // Each piece has columns of one matrix.
+        y.par_chunks_exact_mut(b * c)
+            .zip(x.par_chunks_exact(b * c))
+            .for_each(|(y, x)| {
+                y.par_chunks_mut(SQUARE * b)
+                    .enumerate()
+                    .for_each(|(index, y)| transpose([b, c], SQUARE * index, x, y));
+            });
+        return;
+    }
     y.par_chunks_exact_mut(b * run)
         .enumerate()
         .for_each(|(index, y)| {
@@ -39,6 +52,32 @@ pub fn swap_axes<E: Element>(extents: [usize; 4], x: &[E], y: &mut [E]) {
                 y.copy_from_slice(&x[..run]);
             }
         });
+}
+
+/// Writes columns of the matrix `x` from column `first` on as rows of `b` values, square by square:
+/// so a cache line is read and written once.
+fn transpose<E: Element>([b, c]: [usize; 2], first: usize, x: &[E], y: &mut [E]) {
+    let width = y.len() / b;
+    let mut square = [[E::default(); SQUARE]; SQUARE];
+    for (rows, x) in (0..b).step_by(SQUARE).zip(x.chunks(SQUARE * c)) {
+        for (row, x) in square.iter_mut().zip(x.chunks_exact(c)) {
+            if width == SQUARE {
+                row.copy_from_slice(&x[first..first + SQUARE]);
+            } else {
+                row[..width].copy_from_slice(&x[first..]);
+            }
+        }
+        for (column, y) in y.chunks_exact_mut(b).enumerate() {
+            let y = &mut y[rows..];
+            if let Some(y) = y.first_chunk_mut::<SQUARE>() {
+                *y = std::array::from_fn(|row| square[row][column]);
+            } else {
+                for (y, row) in y.iter_mut().zip(&square) {
+                    *y = row[column];
+                }
+            }
+        }
+    }
 }
 
 /// Copies rows of `widths` values side by side.
@@ -214,7 +253,13 @@ mod tests {
 
     #[test]
     fn axes_are_exchanged_and_back() {
-        for extents in [[2, 3, 4, 5], [1, 7, 2, 1], [3, 1, 5, 16], [2, 0, 3, 4]] {
+        for extents in [
+            [2, 3, 4, 5],
+            [2, 37, 50, 1],
+            [3, 1, 5, 16],
+            [2, 0, 3, 4],
+            [1, 7, 2, 1],
+        ] {
             let [a, b, c, run] = extents;
             let x = values(extents.iter().product(), 1);
             let mut y = vec![f32::NAN; x.len()];

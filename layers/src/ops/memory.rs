@@ -14,7 +14,7 @@ use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData, bf16, f1
 use half::slice::HalfFloatSliceExt;
 use kernels::Element;
 use kernels::arena::{Arena, Buffer};
-use kernels::copies::convert;
+use kernels::copies::{convert, swap_axes};
 use kernels::scratch::Scratch;
 use kernels::simd::Isa;
 
@@ -45,7 +45,11 @@ pub(super) fn with_scratch<T>(work: impl FnOnce(&mut Buffers) -> T) -> T {
 
 /// Returns the tensor in memory order.
 pub(super) fn contiguous(tensor: FlexTensor) -> FlexTensor {
-    tensor.to_contiguous()
+    if tensor.dtype() == DType::F32 {
+        f32::activations(tensor)
+    } else {
+        tensor.to_contiguous()
+    }
 }
 
 /// Returns a view of one zero as a tensor of this shape and type.
@@ -72,7 +76,9 @@ pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
     fn activations(tensor: FlexTensor) -> FlexTensor {
         let dtype = <Self as burn::tensor::Element>::dtype();
         match (tensor.dtype(), dtype) {
-            (own, wanted) if own == wanted => tensor.to_contiguous(),
+            (own, wanted) if own == wanted => {
+                untransposed::<Self>(&tensor).unwrap_or_else(|| tensor.to_contiguous())
+            }
             (DType::F16, DType::F32) => widened(&tensor.to_contiguous()),
             (DType::BF16, DType::F32) => {
                 converted::<bf16, Self>(bf16::values(&tensor.to_contiguous()), tensor.shape())
@@ -88,6 +94,26 @@ pub(super) trait Activation: Element + burn::tensor::Element + bytemuck::Pod {
 }
 
 impl<E: Element + burn::tensor::Element + bytemuck::Pod> Activation for E {}
+
+/// Returns a copy in memory order of a tensor whose last two axes are exchanged in memory, which
+/// burn copies many times slower; None for another tensor.
+fn untransposed<E: Activation>(tensor: &FlexTensor) -> Option<FlexTensor> {
+    let shape = tensor.shape();
+    let &[.., rows, columns] = shape.as_slice() else {
+        return None;
+    };
+    if tensor.is_contiguous() {
+        return None;
+    }
+    let axes = shape.num_dims();
+    let in_memory = tensor.transpose(axes - 2, axes - 1);
+    let (start, end) = in_memory.layout().contiguous_offsets()?;
+    let values = &in_memory.storage::<E>()[start..end];
+    let mut copy = ARENA.take::<E>(values.len());
+    let matrices = values.len() / (rows * columns);
+    swap_axes([matrices, columns, rows, 1], values, &mut copy);
+    Some(activation(copy, shape))
+}
 
 /// Widens a contiguous tensor of f16 to f32, by the processor's conversion (F16C) where it has
 /// one.

@@ -45,7 +45,12 @@ pub(in crate::ops) fn forward<E: Activation>(
         _ => {}
     }
     let mut saved = SingleSaved::<Flex> {
-        input,
+        // A copy in memory order serves the backward pass, too.
+        input: if x.dtype() == input.dtype() {
+            x.clone()
+        } else {
+            input
+        },
         weight: weight.clone(),
     };
     let [weight, bias] = [weight, bias].map(contiguous);
