@@ -17,7 +17,8 @@ use layers::timing::kernel_times;
 use layers::{
     AttentionMask, AvgPool2dConfig, BatchNormConfig, Conv2dConfig, ConvTranspose2dConfig, Features,
     GroupNormConfig, LayerNormConfig, Linear, LinearConfig, MaxPool2dConfig, PassContext,
-    fallback_ops, gelu, global_avg_pool, log_softmax, masked_attention, relu, sigmoid, silu,
+    fallback_ops, gelu, global_avg_pool, linear, log_softmax, masked_attention, relu, sigmoid,
+    silu,
 };
 
 const DURATION: Duration = Duration::from_secs(2);
@@ -310,7 +311,7 @@ impl Maker {
                 let hidden = mlp(norms[1](x.clone()));
                 x + hidden
             });
-            let logits = norm(x).matmul(characters.val().transpose().unsqueeze::<3>());
+            let logits = linear(norm(x), characters.val().transpose(), None);
             log_softmax(logits, 2)
                 .gather(2, targets.clone())
                 .sum()

@@ -42,7 +42,7 @@ pub use features::{Features, in_activations, in_f32, relu};
 pub use group_norm::{GroupNorm, GroupNormConfig};
 pub use interpolate::{Interpolate2d, Interpolate2dConfig, InterpolateMode};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
-pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig};
+pub use modules::{BatchNorm, BatchNormConfig, Conv2d, Conv2dConfig, Linear, LinearConfig, linear};
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, AvgPool2d, AvgPool2dConfig, MaxPool2d,
     MaxPool2dConfig, global_avg_pool,

@@ -208,32 +208,48 @@ impl Linear {
         x: Tensor<D>,
         make: impl FnOnce((Tensor<2>, Option<Tensor<1>>)) -> (Tensor<2>, Option<Tensor<1>>),
     ) -> Tensor<D> {
-        let [channels, _] = self.weight.dims();
-        assert_eq!(
-            x.dims().last(),
-            Some(&channels),
-            "linear layer: expected [.., {channels}], got {:?}",
-            x.dims()
-        );
-        let positions = x.shape().num_elements() / channels.max(1);
-        count_multiply_adds(self.weight.shape().num_elements(), positions);
-        let PassContext {
-            computation, hook, ..
-        } = PassContext::current();
+        let hook = PassContext::current().hook;
         let bias = self
             .bias
             .as_ref()
             .map(|bias| gated(bias, &x, hook.as_ref()));
         let (weight, bias) = make((gated(&self.weight, &x, hook.as_ref()), bias));
-        if computes(&x, &computation) {
-            let parameters = [
-                Some(weight.into_dispatch()),
-                bias.map(Tensor::into_dispatch),
-            ];
-            return single(x, parameters, Operation::Linear, computation.isa);
-        }
-        stock::linear(x, weight, bias)
+        linear(x, weight, bias)
     }
+}
+
+/// Returns `x W + b` with any tensors as parameters, such as the exchanged axes of an embedding
+/// (Press and Wolf 2017, arXiv 1608.05859). Parameters of a model come through
+/// [`with_gradient_hook`](crate::with_gradient_hook).
+///
+/// # Shapes
+/// `x`: `[.., C]`; `weight`: `[C, K]`; `bias`: `[K]`. Returns `[.., K]`.
+///
+/// # Panics
+/// If a length differs.
+pub fn linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    let [channels, outputs] = weight.dims();
+    assert_eq!(
+        x.dims().last(),
+        Some(&channels),
+        "linear layer: expected [.., {channels}], got {:?}",
+        x.dims()
+    );
+    let positions = x.shape().num_elements() / channels.max(1);
+    count_multiply_adds(channels * outputs, positions);
+    let computation = PassContext::current().computation;
+    if computes(&x, &computation) {
+        let parameters = [
+            Some(weight.into_dispatch()),
+            bias.map(Tensor::into_dispatch),
+        ];
+        return single(x, parameters, Operation::Linear, computation.isa);
+    }
+    stock::linear(x, weight, bias)
 }
 
 /// A configuration around burn's own one.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use layers::{
-    AttentionMask, LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, in_activations,
+    AttentionMask, LayerNorm, LayerNormConfig, Linear, LinearConfig, gelu, in_activations, linear,
     log_softmax, masked_attention, with_gradient_hook,
 };
 use trainer::commands::program::task_program;
@@ -123,7 +123,7 @@ impl Gpt {
         let x = in_activations(x);
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
         let x = self.norm.forward(x).cast(FloatDType::F32);
-        x.matmul(bytes.transpose().unsqueeze::<3>())
+        linear(x, bytes.transpose(), None)
     }
 }
 

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use layers::backend::{Activations, Computation, Kernels};
 use layers::{
     BatchNorm, BatchNormConfig, Conv2d, Features, LayerNormConfig, Linear, MaxPool2dConfig,
-    PassContext, attention, gelu, relu, relu6, silu,
+    PassContext, attention, gelu, linear, relu, relu6, silu,
 };
 
 use crate::differences::{relative_difference, values};
@@ -186,6 +186,21 @@ fn linear_layers_of_any_rank_equal_burns_and_a_scale_of_their_outputs_is_put_int
         &gradients(STOCK, false),
         2e-5,
     );
+}
+
+#[test]
+fn a_linear_layer_equals_burns_if_axes_of_its_input_and_of_its_weight_are_exchanged() {
+    let table = random([19, 40], &device()).require_grad();
+    let x = random([3, 40, 17], &device());
+    let layer = |x: Tensor<3>| linear(x.swap_dims(1, 2), table.clone().transpose(), None);
+    check("exchanged axes", x.clone(), layer);
+    let gradient = |computation| {
+        let context = PassContext::from(computation);
+        let loss = context.scope(|| layer(x.clone()).powi_scalar(2).sum());
+        let gradient = table.grad(&loss.backward());
+        [values(gradient.expect("of the table"))]
+    };
+    assert_equal("table", &gradient(fused()), &gradient(STOCK), 2e-5);
 }
 
 #[test]
