@@ -1,16 +1,17 @@
 //! This rank's GPU and its connection to the other GPUs. Only this file calls CUDA.
 //!
-//! In: a GPU's index, the group's id, buckets in host memory. Out: sums in host memory.
-//! Invariant: a bucket's memory is written and read only while no copy of it is pending.
+//! In: a GPU's index, the group's id; values in host memory, or memory of the GPU and a stream.
+//! Out: sums in the same kind of memory.
+//! Invariant: a sum is an operation of the stream that wrote its values.
 //! Source: NVIDIA, NCCL user guide, "Thread safety": one call at a time, from any thread.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DevicePtrMut, DriverError, PinnedHostSlice,
-};
+use cudarc::driver::sys::CUstream;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DevicePtrMut, DriverError};
 
 use super::api::{Api, Connection, NAMES, UniqueId};
 use super::readiness::Readiness;
@@ -24,7 +25,7 @@ const LONGEST_PAUSE: Duration = Duration::from_micros(250);
 const SHARES_GPUS: i32 = 23_000;
 
 /// A failed call of CUDA or NCCL.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) call: &'static str,
     pub(super) text: String,
@@ -141,19 +142,11 @@ fn name(uuid: &[u8]) -> String {
 #[derive(Debug)]
 pub(super) struct Link {
     // Dropped first, because its end waits for pending work on the stream.
-    connection: Connection,
+    connection: Mutex<Connection>,
+    /// Events before and after each sum that was not seen to end, oldest first.
+    pending: Mutex<VecDeque<[CudaEvent; 2]>>,
+    /// Stream of the sums of values in host memory.
     stream: Arc<CudaStream>,
-}
-
-// SAFETY: an NCCL communicator belongs to no thread. Any thread may call its functions, one at a
-// time. `Link` does not share the communicator and is not `Sync`.
-unsafe impl Send for Link {}
-
-/// Buffers of a bucket in pinned host memory and on the GPU.
-#[derive(Debug)]
-pub(super) struct Staging {
-    host: PinnedHostSlice<f32>,
-    device: CudaSlice<f32>,
 }
 
 impl Link {
@@ -167,92 +160,121 @@ impl Link {
         context
             .bind_to_thread()
             .map_err(by_driver("cuCtxSetCurrent"))?;
+        // Ahead of the connection: cudarc waits for all work of the GPU, and another rank may sum as
+        // soon as all have joined.
         let stream = context.new_stream().map_err(by_driver("cuStreamCreate"))?;
         Ok(Self {
-            connection: Connection::new(api, rank, world_size, id)?,
+            connection: Mutex::new(Connection::new(api, rank, world_size, id)?),
+            pending: Mutex::default(),
             stream,
         })
     }
 
-    /// Replaces `values` by their sum over all ranks. `staging` is reallocated if its size differs.
-    pub(super) fn sum(
+    /// Returns the CUDA index of this rank's GPU.
+    #[cfg(feature = "cuda")]
+    pub(super) fn gpu(&self) -> usize {
+        self.stream.context().ordinal()
+    }
+
+    /// Queues a sum on `stream`: that of `len` values at `from` over all ranks, into `to`.
+    ///
+    /// # Safety
+    /// As for [`Connection::sum`]. No capture of `stream` is under way.
+    pub(super) unsafe fn queue_sum(
         &self,
-        staging: &mut Option<Staging>,
-        values: &mut [f32],
+        [from, to]: [u64; 2],
+        len: usize,
+        stream: CUstream,
     ) -> Result<(), Failure> {
-        if values.is_empty() {
-            return Ok(());
-        }
-        if staging
-            .as_ref()
-            .is_none_or(|staging| staging.host.len() != values.len())
-        {
-            *staging = None;
-        }
-        let Staging { host, device } = match staging {
-            Some(staging) => staging,
-            None => staging.insert(self.staging(values.len())?),
+        let context = Arc::clone(self.stream.context());
+        // SAFETY: the caller guarantees that the stream lives during this call and is of this GPU.
+        let borrowed = unsafe { context.wrap_borrowed_stream(stream) };
+        let event = || {
+            let event = borrowed.record_event(None);
+            event.map_err(by_driver("cuEventRecord"))
         };
-        host.as_mut_slice()
-            .map_err(by_driver("cuEventSynchronize"))?
-            .copy_from_slice(values);
-        self.stream
-            .memcpy_htod(host, device)
-            .map_err(by_driver("cuMemcpyHtoDAsync"))?;
-        {
-            let (address, _written) = device.device_ptr_mut(&self.stream);
-            // SAFETY: the memory of `staging` is on this GPU and has the same number of values. All
-            // its copies are on this stream.
-            unsafe {
-                self.connection.sum_in_place(
-                    address,
-                    values.len(),
-                    self.stream.cu_stream().cast(),
-                )?
-            };
-        }
-        self.stream
-            .memcpy_dtoh(device, host)
-            .map_err(by_driver("cuMemcpyDtoHAsync"))?;
-        self.wait()?;
-        let sums = host.as_slice().map_err(by_driver("cuEventSynchronize"))?;
-        // cudarc keeps errors of earlier calls.
-        self.stream
-            .context()
-            .check_err()
-            .map_err(by_driver("ncclAllReduce"))?;
-        values.copy_from_slice(sums);
+        let before = event()?;
+        // SAFETY: as the caller guarantees.
+        unsafe { lock(&self.connection).sum([from, to], len, stream.cast())? };
+        let after = event()?;
+        let mut pending = self.pending()?;
+        pending.push_back([before, after]);
         Ok(())
     }
 
-    /// Waits until the stream has no pending work, or the connection has failed, after which the
-    /// work would never complete. Sleeps between polls, because a wait for the stream would keep
-    /// the core busy.
-    fn wait(&self) -> Result<(), Failure> {
-        let done = self
-            .stream
-            .record_event(None)
-            .map_err(by_driver("cuEventRecord"))?;
-        let start = Instant::now();
-        while !done.try_is_complete().map_err(by_driver("cuEventQuery"))? {
-            self.connection.check()?;
-            thread::sleep(pause_after(start.elapsed()).min(LONGEST_PAUSE));
+    /// Returns the sums that have not completed.
+    fn pending(&self) -> Result<MutexGuard<'_, VecDeque<[CudaEvent; 2]>>, Failure> {
+        let mut pending = lock(&self.pending);
+        while let Some([_, after]) = pending.front()
+            && is_complete(after)?
+        {
+            pending.pop_front();
         }
-        self.connection.check()
+        Ok(pending)
     }
 
-    fn staging(&self, len: usize) -> Result<Staging, Failure> {
-        // SAFETY: the memory is written completely before it is first read, and any bits are a
-        // valid number.
-        // The flags are 0, because write-combined memory would make reads slow.
-        let host = unsafe { self.stream.context().alloc_pinned_with_flags(len, 0) };
-        let host = host.map_err(by_driver("cuMemHostAlloc"))?;
-        let device = self
-            .stream
-            .alloc_zeros(len)
-            .map_err(by_driver("cuMemAllocAsync"))?;
-        Ok(Staging { host, device })
+    /// Returns true if this rank's GPU is in a sum, where it may wait for other ranks.
+    ///
+    /// # Errors
+    /// If the connection has failed, after which a pending sum would never complete.
+    pub(super) fn is_summing(&self) -> Result<bool, Failure> {
+        match self.connection.try_lock() {
+            Ok(mut connection) => connection.check()?,
+            // Another thread is in a call, where it may wait too.
+            Err(TryLockError::WouldBlock) => return Ok(true),
+            Err(TryLockError::Poisoned(error)) => error.into_inner().check()?,
+        }
+        let pending = self.pending()?;
+        let before = pending.front().map(|[before, _]| is_complete(before));
+        before.unwrap_or(Ok(false))
     }
+
+    /// Replaces `values` in host memory by their sum over all ranks, and waits.
+    pub(super) fn sum(&self, values: &mut [f32]) -> Result<(), Failure> {
+        if values.is_empty() {
+            return Ok(());
+        }
+        let stream = &self.stream;
+        let memory = stream.clone_htod(values);
+        let mut memory = memory.map_err(by_driver("cuMemcpyHtoDAsync"))?;
+        {
+            let (address, _written) = memory.device_ptr_mut(stream);
+            // SAFETY: the memory is on this GPU, has this number of values and is used only on this
+            // stream.
+            unsafe { self.queue_sum([address; 2], values.len(), stream.cu_stream())? };
+        }
+        self.wait()?;
+        stream
+            .memcpy_dtoh(&memory, values)
+            .and_then(|()| stream.synchronize())
+            .map_err(by_driver("cuMemcpyDtoHAsync"))?;
+        // cudarc keeps errors of earlier calls.
+        stream
+            .context()
+            .check_err()
+            .map_err(by_driver("ncclAllReduce"))
+    }
+
+    /// Waits until the stream has no pending work. Sleeps between polls, because a wait for the
+    /// stream would keep the core busy.
+    fn wait(&self) -> Result<(), Failure> {
+        let done = self.stream.record_event(None);
+        let done = done.map_err(by_driver("cuEventRecord"))?;
+        let start = Instant::now();
+        while !is_complete(&done)? {
+            self.is_summing()?;
+            thread::sleep(pause_after(start.elapsed()).min(LONGEST_PAUSE));
+        }
+        lock(&self.connection).check()
+    }
+}
+
+fn is_complete(event: &CudaEvent) -> Result<bool, Failure> {
+    event.try_is_complete().map_err(by_driver("cuEventQuery"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

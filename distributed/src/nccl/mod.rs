@@ -1,7 +1,7 @@
-//! Sums of buckets by NVIDIA's NCCL on the ranks' GPUs.
+//! Sums by NVIDIA's NCCL on the ranks' GPUs.
 //!
-//! In: buckets in host memory, one GPU per rank. Out: the sum over all ranks, in host memory, the
-//! same bits on every rank.
+//! In: a tensor in the GPU's memory (feature `cuda`), or a bucket in host memory; one GPU per rank.
+//! Out: the sum over all ranks in the same memory, the same bits on every rank.
 //! Invariant: no rank calls NCCL before all ranks have agreed that every rank can. NCCL's libraries
 //! are loaded at run time.
 //! Source: NVIDIA, NCCL user guide, "Creating a communicator" and "Fault tolerance"; Li et al. 2020
@@ -9,18 +9,18 @@
 //!
 //! NCCL has no timeout, and only the end of the process ends a wait in NCCL. Every wait is noted in
 //! a [`RankStatus`], so that a [`Watchdog`](crate::watchdog::Watchdog) ends the job after its
-//! timeout. A pending sum polls for errors between calls, such as a broken connection, and then
-//! fails. A watchdog cannot end thread-ranks of one process.
+//! timeout. A waiting rank also polls for errors, such as a broken connection, and then fails. A
+//! watchdog cannot end thread-ranks of one process.
 
 #![allow(
     unsafe_code,
-    reason = "loading libraries, page-locked memory, a handle that changes threads"
+    reason = "loading libraries, addresses on the GPU, a handle that changes threads"
 )]
 
 use std::sync::Arc;
 
 use self::api::{Api, UniqueId};
-use self::link::{Failure, Link, Staging};
+use self::link::{Failure, Link};
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator, ROOT};
@@ -28,23 +28,20 @@ use crate::{CollectiveError, Communicator, ROOT};
 mod api;
 mod link;
 mod readiness;
+#[cfg(feature = "cuda")]
+mod tensor;
 
 pub use self::link::library_version;
 pub use self::readiness::{Readiness, verdict};
 
-/// Plain sum by `ncclAllReduce`. Each bucket is copied to the GPU and back on a separate stream.
+/// Plain sum by `ncclAllReduce`: of tensors in the GPU's memory, or of buckets in host memory, which
+/// are copied to the GPU and back.
 ///
 /// Ranks need a barrier between the last reduction and the drop, which ends the connections to
 /// other ranks.
-///
-/// # Differs from PyTorch
-/// Gradients are copied from host memory and back. PyTorch's reducer leaves them on the GPU.
 #[derive(Debug)]
 pub struct NcclReduction {
-    // The order of fields is the order of drops. A failed connection is aborted before the drop of
-    // its memory, which would wait for the sum.
     link: Link,
-    staging: Vec<Option<Staging>>,
     rank: usize,
     world_size: usize,
     rank_status: Arc<RankStatus>,
@@ -82,12 +79,33 @@ impl NcclReduction {
             .map_err(|failure| failed(rank, failure))?;
         drop(noted);
         Ok(Self {
-            staging: Vec::new(),
             link,
             rank,
             world_size,
             rank_status,
         })
+    }
+
+    /// Returns the result of `receive`, which returns `None` while there is none, after a short
+    /// wait. Notes a wait of the GPU in a sum for the watchdog.
+    ///
+    /// # Errors
+    /// Returns an error if the connection fails. Pending sums then end, and their values are invalid.
+    pub fn wait_for<T>(
+        &self,
+        mut receive: impl FnMut() -> Option<T>,
+    ) -> Result<T, CollectiveError> {
+        let mut noted = None;
+        loop {
+            if let Some(result) = receive() {
+                return Ok(result);
+            }
+            let is_summing = self.link.is_summing();
+            match is_summing.map_err(|failure| failed(self.rank, failure))? {
+                true => drop(noted.get_or_insert_with(|| self.rank_status.note("ncclAllReduce"))),
+                false => noted = None,
+            }
+        }
     }
 }
 
@@ -95,15 +113,12 @@ impl BucketReduction for NcclReduction {
     fn reduce(
         &mut self,
         _: BucketContext,
-        bucket: usize,
+        _: usize,
         values: &mut Vec<f32>,
     ) -> Result<Traffic, CollectiveError> {
         let _noted = self.rank_status.note("ncclAllReduce");
-        if self.staging.len() <= bucket {
-            self.staging.resize_with(bucket + 1, || None);
-        }
         self.link
-            .sum(&mut self.staging[bucket], values)
+            .sum(values)
             .map_err(|failure| failed(self.rank, failure))?;
         Ok(Traffic::of_sum(
             values.len(),

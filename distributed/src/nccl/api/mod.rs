@@ -1,14 +1,13 @@
 //! NCCL's functions, from a library that is loaded when a job first needs it.
 //!
-//! In: a group's name, memory of a GPU, a stream. Out: sums in place.
+//! In: a group's name, memory of a GPU, a stream. Out: sums.
 //! Invariant: a working connection is finalized, so that pending data arrive. A failed connection
-//! is aborted, which does not wait.
+//! is aborted at once, which does not wait and ends the pending sums of this rank's GPU.
 //! Source: nccl.h of NCCL 2.14, compatible with all later releases of version 2.
 //!
 //! cudarc has the same functions, but loads only `libnccl.so`, which runtime packages do not
 //! contain, and aborts every connection.
 
-use std::cell::Cell;
 use std::error::Error;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -162,8 +161,13 @@ fn reason(error: &libloading::Error) -> String {
 pub(super) struct Connection {
     api: &'static Api,
     handle: Handle,
-    has_failed: Cell<bool>,
+    /// The first failure, after which the handle is invalid.
+    failure: Option<Failure>,
 }
+
+// SAFETY: an NCCL communicator belongs to no thread. Any thread may call its functions, one at a
+// time. Each call takes `&mut self`, and no function returns the handle.
+unsafe impl Send for Connection {}
 
 impl Connection {
     /// Waits until all ranks of `id` have joined, each with the GPU whose context is current.
@@ -181,53 +185,64 @@ impl Connection {
         Ok(Self {
             api,
             handle,
-            has_failed: Cell::new(false),
+            failure: None,
         })
     }
 
-    /// Replaces `len` values of f32 at `address` by their sum over all ranks, on `stream`.
+    /// Queues a sum on `stream`: that of `len` values of f32 at `from` over all ranks, into `to`.
     ///
     /// # Safety
-    /// `address` is memory for `len` values on this rank's GPU. Until the sum has completed, only
-    /// `stream`, a CUDA stream of that GPU, uses the memory.
-    pub(super) unsafe fn sum_in_place(
-        &self,
-        address: u64,
+    /// `from` and `to` are memory for `len` values on this rank's GPU, equal or apart. Until the sum
+    /// has completed, only `stream`, a CUDA stream of that GPU, uses the memory.
+    pub(super) unsafe fn sum(
+        &mut self,
+        [from, to]: [u64; 2],
         len: usize,
         stream: *mut c_void,
     ) -> Result<(), Failure> {
-        let memory = address as Handle;
-        // SAFETY: the caller guarantees the memory, and the handle belongs to this connection.
-        let result = unsafe {
-            (self.api.all_reduce)(memory, memory, len, FLOAT_32, SUM, self.handle, stream)
-        };
+        self.expect_live()?;
+        let [from, to] = [from, to].map(|address| address as Handle);
+        // SAFETY: the caller guarantees the memory, and the handle is valid.
+        let result =
+            unsafe { (self.api.all_reduce)(from, to, len, FLOAT_32, SUM, self.handle, stream) };
         self.noted(self.api.check("ncclAllReduce", result))
     }
 
-    /// Returns the error of a connection that failed between calls.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    /// Returns the error of a connection that failed, also between calls.
+    pub(super) fn check(&mut self) -> Result<(), Failure> {
+        self.expect_live()?;
         let mut error = SUCCESS;
-        // SAFETY: the call writes one number, and the handle belongs to this connection.
+        // SAFETY: the call writes one number, and the handle is valid.
         let result = unsafe { (self.api.get_async_error)(self.handle, &mut error) };
         let error = if error == IN_PROGRESS { SUCCESS } else { error };
         let checked = self.api.check("ncclCommGetAsyncError", result);
         self.noted(checked.and_then(|()| self.api.check("ncclAllReduce", error)))
     }
 
-    fn noted(&self, result: Result<(), Failure>) -> Result<(), Failure> {
-        self.has_failed
-            .set(self.has_failed.get() || result.is_err());
+    fn expect_live(&self) -> Result<(), Failure> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Aborts the connection after a failure.
+    fn noted(&mut self, result: Result<(), Failure>) -> Result<(), Failure> {
+        if let Err(failure) = &result {
+            self.failure = Some(failure.clone());
+            // SAFETY: this is the last use of the handle. The result no longer matters.
+            unsafe { (self.api.abort)(self.handle) };
+        }
         result
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
         let Self { api, handle, .. } = *self;
-        // SAFETY: the handle belongs to this connection, and this is its last use. The results no
-        // longer matter.
+        // SAFETY: the handle is valid, and this is its last use. The results no longer matter.
         unsafe {
-            if self.has_failed.get() || thread::panicking() || (api.finalize)(handle) != SUCCESS {
+            if thread::panicking() || (api.finalize)(handle) != SUCCESS {
                 (api.abort)(handle);
             } else {
                 (api.destroy)(handle);

@@ -23,8 +23,8 @@ int ncclCommInitRank(void **comm, int num_ranks, Id id, int rank) {
   return 0;
 }
 int ncclAllReduce(const void *in, void *out, size_t len, int type, int operation, void *comm, void *stream) {
-  if (in != out || type != 7 || operation != 0 || comm != &place || stream != (void *)9) return 4;
-  for (size_t i = 0; i < len; i++) ((float *)out)[i] *= 3;
+  if (type != 7 || operation != 0 || comm != &place || stream != (void *)9) return 4;
+  for (size_t i = 0; i < len; i++) ((float *)out)[i] = 3 * ((const float *)in)[i];
   return 0;
 }
 int ncclCommGetAsyncError(void *comm, int *error) { *error = asynchronous; return comm != &place; }
@@ -84,30 +84,25 @@ fn the_library_of_packages_is_loaded_its_functions_get_what_they_expect_and_a_he
     };
     let api = opened(&library);
     assert!(matches!(api.version(), Ok(22705)));
-    let connection = connected(api);
-    let mut values = [1.0_f32, 2.0];
+    let mut connection = connected(api);
+    let (values, mut sums) = ([1.0_f32, 2.0], [0.0_f32; 2]);
+    let places = [values.as_ptr() as u64, sums.as_mut_ptr() as u64];
     // SAFETY: the fake computes in host memory.
-    let sum = |stream: usize, values: &mut [f32]| unsafe {
-        connection.sum_in_place(
-            values.as_mut_ptr() as u64,
-            values.len(),
-            stream as *mut c_void,
-        )
-    };
-    assert!(sum(9, &mut values).is_ok() && connection.check().is_ok());
-    assert_eq!(values, [3.0, 6.0]);
+    assert!(unsafe { connection.sum(places, 2, 9 as *mut c_void) }.is_ok());
+    assert!(connection.check().is_ok());
+    assert_eq!((values, sums), ([1.0, 2.0], [3.0, 6.0]));
     drop(connection);
     assert_eq!(counts(api), [1, 1, 0]);
     fs::remove_dir_all(library.parent().unwrap()).unwrap();
 }
 
 #[test]
-fn an_error_beside_the_calls_is_seen_and_its_connection_aborted() {
+fn an_error_between_calls_is_seen_and_aborts_the_connection_once() {
     let Some(library) = stand_in("broken") else {
         return;
     };
     let api = opened(&library);
-    let connection = connected(api);
+    let mut connection = connected(api);
     // SAFETY: no other thread uses the fake.
     let set = |error| unsafe { *number(api, "asynchronous") = error };
     set(IN_PROGRESS);
@@ -119,6 +114,10 @@ fn an_error_beside_the_calls_is_seen_and_its_connection_aborted() {
         ("ncclAllReduce", "remote process exited (ncclResult_t 6)")
     );
     set(SUCCESS);
+    assert_eq!(counts(api), [0, 0, 1]);
+    // SAFETY: no call reaches the fake any more.
+    let refused = unsafe { connection.sum([0; 2], 1, 9 as *mut c_void) };
+    assert!(refused.is_err() && connection.check().is_err());
     drop(connection);
     assert_eq!(counts(api), [0, 0, 1]);
     fs::remove_dir_all(library.parent().unwrap()).unwrap();
