@@ -256,20 +256,55 @@ impl Table {
         std::iter::once(header).chain(rows).map(line).collect()
     }
 
-    /// Formats the table, as the page shows it, for LaTeX with the package booktabs.
+    /// Formats the table for LaTeX with the package booktabs. Columns with one value in all rows
+    /// are in the caption, and a deviation is in the cell of its mean.
     pub(crate) fn to_latex(&self) -> String {
-        let alignment = |column| if self.is_numeric(column) { 'r' } else { 'l' };
-        let columns: String = (0..self.columns.len()).map(alignment).collect();
-        let line = |cells: Vec<String>| format!("    {} \\\\\n", cells.join(" & "));
-        let header = line(self.columns.iter().map(|name| for_latex(name)).collect());
-        let row = |row: &Vec<Cell>| line(row.iter().map(|cell| for_latex(&cell.shown())).collect());
-        let rows: String = self.rows.iter().map(row).collect();
-        let title = for_latex(&self.title);
+        let is_deviation = |column: &usize| {
+            let name = self.columns.get(*column);
+            name.is_some_and(|name| name.starts_with('±'))
+        };
+        let shown = |row: &[Cell], column: usize| {
+            let own = row[column].shown();
+            match row.get(column + 1).filter(|_| is_deviation(&(column + 1))) {
+                None | Some(Cell::Missing) => for_latex(&own),
+                Some(deviation) => for_latex(&format!("{own} ± {}", deviation.shown())),
+            }
+        };
+        let varies = |&column: &usize| {
+            let mut cells = self.rows.iter().map(|row| shown(row, column));
+            let first = cells.next();
+            column == 0 || self.rows.len() == 1 || cells.any(|cell| Some(cell) != first)
+        };
+        let names: Vec<String> = self.columns.iter().map(|name| for_latex(name)).collect();
+        let columns = (0..names.len()).filter(|column| !is_deviation(column));
+        let (columns, equal): (Vec<usize>, Vec<usize>) = columns.partition(varies);
+        let facts = equal.iter().map(|&column| {
+            let value = shown(&self.rows[0], column);
+            format!("{}: {value}", names[column])
+        });
+        let facts: Vec<String> = facts.collect();
+        let caption = match facts.is_empty() {
+            true => for_latex(&self.title),
+            false => format!(
+                "{}. All rows: {}.",
+                for_latex(&self.title),
+                facts.join("; ")
+            ),
+        };
+        let alignment = |&column: &usize| if self.is_numeric(column) { 'r' } else { 'l' };
+        let alignments: String = columns.iter().map(alignment).collect();
+        let line = |cell: &dyn Fn(usize) -> String| {
+            let cells: Vec<String> = columns.iter().map(|&column| cell(column)).collect();
+            format!("    {} \\\\\n", cells.join(" & "))
+        };
+        let header = line(&|column| names[column].clone());
+        let rows = self.rows.iter();
+        let rows: String = rows.map(|row| line(&|column| shown(row, column))).collect();
         let id = &self.id;
         format!(
             "% Needs \\usepackage{{booktabs}}; wide tables fit with \\usepackage{{graphicx}} and \\resizebox.\n\
-             \\begin{{table}}\n  \\centering\n  \\caption{{{title}}}\n  \\label{{tab:{id}}}\n  \
-             \\begin{{tabular}}{{{columns}}}\n    \\toprule\n{header}    \\midrule\n{rows}    \
+             \\begin{{table}}\n  \\centering\n  \\caption{{{caption}}}\n  \\label{{tab:{id}}}\n  \
+             \\begin{{tabular}}{{{alignments}}}\n    \\toprule\n{header}    \\midrule\n{rows}    \
              \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
         )
     }
@@ -424,17 +459,17 @@ mod tests {
     }
 
     #[test]
-    fn latex_escapes_its_special_characters_and_has_every_row() {
+    fn latex_is_escaped_has_equal_cells_in_the_caption_and_deviations_with_their_means() {
         let rows = [
-            row!["name" => "x_1 100 %", "images/s" => number(None, 1)],
-            row!["name" => "b", "images/s" => number(1234.5678, 1)],
+            row!["name" => "x_1 100 %", "images/s" => number(None, 1), "± images/s" => number(None, 1), "top_1, %" => 7_usize],
+            row!["name" => "b", "images/s" => number(1234.5678, 1), "± images/s" => number(2.0, 1), "top_1, %" => 7_usize],
         ];
         let text = Table::new("t", "A & B", rows).unwrap().to_latex();
         for expected in [
-            "\\caption{A \\& B}",
+            "\\caption{A \\& B. All rows: top\\_1, \\%: 7.}",
             "{lr}",
             "    x\\_1 100 \\% & -- \\\\\n",
-            "1,234.6",
+            "    b & 1,234.6 $\\pm$ 2.0 \\\\\n",
         ] {
             assert!(text.contains(expected), "{text}");
         }
