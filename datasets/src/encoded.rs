@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::classes::{empty_class, map_labels};
 use crate::dataset::{DatasetSplits, ImageDataset, ImageShape, Normalization, crop_of_whole};
 use crate::decode::{Sizing, decode_crop, decode_into};
-use crate::error::{DatasetError, list};
+use crate::error::{DatasetError, counted, list};
 use crate::memory::{digest_shape, to_hex};
 use crate::resize::CropBox;
 use crate::split::Split;
@@ -145,8 +145,10 @@ impl<S: Source + 'static> FoundSplit<S> {
         if on_bad_image == OnBadImage::Fail {
             return Err(DatasetError::bad_files(source.dir(), &listed, true));
         }
-        self.notes
-            .push(format!("{} samples were skipped: {listed}", problems.len()));
+        self.notes.push(format!(
+            "skipped {}: {listed}",
+            counted(problems.len(), "sample")
+        ));
         Ok(())
     }
 
@@ -307,9 +309,9 @@ impl<S: Source> EncodedDataset<S> {
             }
         }
         self.notes.push(format!(
-            "{} of {} image files were skipped: {}",
+            "skipped {} of {}: {}",
             bad.len(),
-            self.labels.len(),
+            counted(self.labels.len(), "image file"),
             list(bad.iter().map(|(_, error)| error))
         ));
         Ok(())
@@ -387,14 +389,13 @@ impl<S: Source> EncodedDataset<S> {
     }
 
     fn decode(&self, bytes: &[u8], image: usize, pixels: &mut [u8]) -> Result<(), DatasetError> {
-        let decoded = decode_into(
+        decode_into(
             bytes,
             &|| self.source.path(image),
             self.shape,
             self.config.sizing,
             pixels,
-        );
-        decoded.map_err(|error| explained(error, bytes))
+        )
     }
 
     /// Decodes like [`decode`](Self::decode), and rejects an image with damage in any part. If
@@ -421,7 +422,6 @@ impl<S: Source> EncodedDataset<S> {
             &whole,
             pixels,
         )
-        .map_err(|error| explained(error, bytes))
     }
 
     /// Computes the digests of all samples on all CPUs. An unreadable image counts as empty,
@@ -434,29 +434,6 @@ impl<S: Source> EncodedDataset<S> {
         };
         let digests = |images: &[u32]| images.iter().map(digest).collect::<Vec<_>>();
         in_parts(num_threads, self.images.chunks(per_thread), digests).concat()
-    }
-}
-
-/// Maximum bytes of a text in place of a file, such as a path or the pointer of a large-file store.
-const MAX_POINTER_BYTES: usize = 1024;
-
-/// Explains the error of a file that is not an image.
-fn explained(error: DatasetError, bytes: &[u8]) -> DatasetError {
-    let is_text = bytes.len() <= MAX_POINTER_BYTES
-        && std::str::from_utf8(bytes)
-            .is_ok_and(|text| !text.chars().any(|c| c.is_control() && !c.is_whitespace()));
-    match error {
-        DatasetError::BadImage { path, .. } if bytes.is_empty() => {
-            DatasetError::BadImage { path, reason: "the file is empty".to_owned() }
-        }
-        DatasetError::BadImage { path, .. } if is_text => DatasetError::BadImage {
-            path,
-            reason:
-                "the file is a few words of text, such as the pointer of Git LFS or git-annex. Fetch the file itself \
-                     (git lfs pull, git annex get)"
-                    .to_owned(),
-        },
-        error => error,
     }
 }
 
@@ -505,7 +482,6 @@ impl<S: Source> ImageDataset for EncodedDataset<S> {
         let image = self.images[index] as usize;
         let bytes = self.source.read(image)?;
         decode_crop(&bytes, &|| self.source.path(image), shape, choose, pixels)
-            .map_err(|error| explained(error, &bytes))
     }
 
     /// Returns a digest of keys and bytes of the images, independent of which pixels are in memory.

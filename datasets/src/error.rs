@@ -162,6 +162,19 @@ impl DatasetError {
     }
 }
 
+/// Formats a number of things: `1 file`, `1,610 files`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", grouped(number))
+}
+
+fn grouped(number: usize) -> String {
+    match number {
+        0..1000 => number.to_string(),
+        _ => format!("{},{:03}", grouped(number / 1000), number % 1000),
+    }
+}
+
 /// Returns the first ten items and the number of further items.
 pub(crate) fn list(items: impl ExactSizeIterator<Item: ToString>) -> String {
     const MAX_SHOWN: usize = 10;

@@ -306,6 +306,9 @@ fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, String> {
     Ok(image.into())
 }
 
+/// Maximum bytes of a text in place of a file, such as a path or the pointer of a large-file store.
+const MAX_POINTER_BYTES: usize = 1024;
+
 /// Decodes all pixels of a file that is not a JPEG file.
 fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     // The content determines the format, because the extension is sometimes wrong.
@@ -323,6 +326,7 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     let image = match format {
         _ if is_big_tiff => return tiff::decode(bytes),
         Ok(ImageFormat::Tiff) => return tiff::decode(bytes),
+        Err(_) => return Err(not_an_image(bytes).to_owned()),
         // Pillow needs no data after the pixels.
         Ok(ImageFormat::Png) => {
             decode(bytes).or_else(|error| decode(&with_end_of_png(bytes)).map_err(|_| error))
@@ -339,6 +343,19 @@ fn decode_by_image(bytes: &[u8]) -> Result<DynamicImage, String> {
     })?;
     check_size([image.width(), image.height()], 0, bytes)?;
     Ok(image)
+}
+
+/// Describes a file of an unknown format.
+fn not_an_image(bytes: &[u8]) -> &'static str {
+    let is_text = |text: &str| !text.chars().any(|c| c.is_control() && !c.is_whitespace());
+    match bytes {
+        [] => "the file is empty",
+        _ if bytes.len() <= MAX_POINTER_BYTES && str::from_utf8(bytes).is_ok_and(is_text) => {
+            "the file is a few words of text, such as the pointer of Git LFS or git-annex. Fetch the file itself \
+             (git lfs pull, git annex get)"
+        }
+        _ => "unknown format (expected JPEG, PNG, GIF, TIFF, BMP, WebP, PPM or PGM)",
+    }
 }
 
 /// Returns the chunks of a PNG file with complete data, and appends the end chunk. Completes the

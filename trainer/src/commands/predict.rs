@@ -71,10 +71,10 @@ pub struct ClassProbability {
 /// next image.
 ///
 /// # Errors
-/// If the checkpoint cannot be read, no image is named, or there is more than one rank.
+/// If the checkpoint or all images cannot be read, or there is more than one rank.
 pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Predictions> {
     if args.top == 0 {
-        return Err(invalid("--top", "at least 1", 0).into());
+        return Err(invalid("--top", "a whole number from 1", 0).into());
     }
     let compute = args
         .compute
@@ -177,16 +177,18 @@ pub fn predict<F: ModelFamily>(args: &PredictArgs, world: &World) -> Result<Pred
             error: None,
         });
     }
+    let predictions = Predictions { images };
+    if args.json {
+        world.reporter.json(&predictions)?;
+    }
+    let images = &predictions.images;
     let failed = images.iter().filter(|image| image.error.is_some()).count();
+    ensure!(failed < images.len(), "predict: no image could be read");
     if failed > 0 {
         world.reporter.warn(&format!(
             "predict: {failed} of {} images or folders could not be read",
             images.len()
         ));
-    }
-    let predictions = Predictions { images };
-    if args.json {
-        world.reporter.json(&predictions)?;
     }
     Ok(predictions)
 }
@@ -218,7 +220,7 @@ fn expanded(paths: &[PathBuf], reporter: &Reporter) -> Vec<Found> {
     }
     if num_hidden > 0 {
         reporter.note(&format!(
-            "predict: {num_hidden} hidden images or folders (.NAME) are left out"
+            "predict: left out: hidden images or folders, .NAME ({num_hidden})"
         ));
     }
     files
