@@ -91,7 +91,7 @@ pub(crate) fn empty_classes(labels: &[u16], class_names: &[String]) -> Option<St
         .collect();
     let said = || {
         format!(
-            "{} of {} classes have no image: {}",
+            "{} of {} classes without an image: {}",
             empty.len(),
             class_names.len(),
             list(empty.iter())
@@ -164,8 +164,7 @@ pub(crate) fn twins(names: &[String]) -> Option<String> {
         .collect();
     let said = || {
         format!(
-            "{} classes have the name of another class in another Unicode form, and are separate classes: {}",
-            twins.len(),
+            "class names that equal another one in another Unicode form, and are separate classes: {}",
             list(twins.iter())
         )
     };
@@ -181,8 +180,7 @@ fn other_forms(own: &[String], expected: &[String]) -> Option<String> {
         .collect();
     let said = || {
         format!(
-            "{} class names have another Unicode form than in training (macOS writes NFD, Linux NFC), and are taken as the same: {}",
-            other.len(),
+            "class names in another Unicode form than in training (macOS writes NFD, Linux NFC), taken as the same: {}",
             list(other.iter())
         )
     };
@@ -212,7 +210,7 @@ mod tests {
     #[test]
     fn labels_are_mapped_by_the_names_of_their_classes() {
         let three = ["cat", "dog", "owl"];
-        let lack = |what: &str| vec![format!("1 of 3 classes have no image: {what}")];
+        let lack = |what: &str| vec![format!("1 of 3 classes without an image: {what}")];
         for (own, labels, expected, notes) in [
             (
                 &["cat", "dog", "owl"][..],

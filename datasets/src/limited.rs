@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use sha2::{Digest, Sha256};
 
 use crate::dataset::{ImageDataset, ImageShape};
-use crate::error::DatasetError;
+use crate::error::{DatasetError, counted};
 use crate::memory::to_hex;
 use crate::random::{Purpose, Stream};
 use crate::resize::CropBox;
@@ -47,7 +47,7 @@ impl Subset {
         let mut indices = even_order(&*inner);
         indices.truncate(num_samples);
         indices.sort_unstable();
-        let note = format!("{num_samples} of {} samples are used", inner.len());
+        let note = format!("used {num_samples} of {}", counted(inner.len(), "sample"));
         let notes = inner.notes().iter().cloned().chain([note]).collect();
         let name = format!("{} ({num_samples} of {})", inner.name(), inner.len());
         Ok(Self::of(inner, name, indices, notes))
@@ -109,7 +109,7 @@ impl Subset {
             .count();
         let note = (without > 0).then(|| {
             let num_classes = inner.class_names().len();
-            format!("{without} of {num_classes} classes have no validation sample: too few samples for that share")
+            format!("{without} of {num_classes} classes without a validation sample: too few samples for that share")
         });
         let notes = note.into_iter().collect();
         Ok((
@@ -323,7 +323,7 @@ mod tests {
         let inner = sorted_by_class();
         let subset = Subset::first(inner.clone(), 5).unwrap();
         assert_eq!(subset.name(), "sorted (5 of 100)");
-        assert_eq!(subset.notes(), ["inner note", "5 of 100 samples are used"]);
+        assert_eq!(subset.notes(), ["inner note", "used 5 of 100 samples"]);
         let other = Subset::first(inner.clone(), 6).unwrap();
         assert_ne!(subset.checksum(), inner.checksum());
         assert_ne!(subset.checksum(), other.checksum());
@@ -378,7 +378,7 @@ mod tests {
         );
         assert_eq!(
             validation.notes(),
-            ["1 of 3 classes have no validation sample: too few samples for that share"]
+            ["1 of 3 classes without a validation sample: too few samples for that share"]
         );
         assert_eq!(validation.name(), "few (validation part, 3 of 7)");
         for share in [0.0, 1.0, 0.01, f64::NAN] {

@@ -20,7 +20,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::{DatasetError, list};
+use crate::error::{DatasetError, counted, list};
 
 /// Maximum depth below a data set's folder for the search for files.
 const MAX_DEPTH: usize = 3;
@@ -275,8 +275,8 @@ impl SplitFiles {
             .collect();
         if !others.is_empty() {
             notes.push(format!(
-                "{} files are ignored: {COMPRESSED}, unpack them: {}",
-                others.len(),
+                "ignored {}: {COMPRESSED}, unpack them: {}",
+                counted(others.len(), "file"),
                 list(others.iter())
             ));
         }
@@ -314,8 +314,8 @@ impl SplitFiles {
         if !of_none.is_empty() {
             let names = Split::ALL.map(|split| split.names()[0]).join(", ");
             notes.push(format!(
-                "{} files are not read, since their names say no split ({names}): {}",
-                of_none.len(),
+                "ignored {}, whose names say no split ({names}): {}",
+                counted(of_none.len(), "file"),
                 list(of_none.iter())
             ));
         }

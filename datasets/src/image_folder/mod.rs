@@ -16,7 +16,7 @@ use crate::classes::twins;
 use crate::dataset::{DatasetSplits, ImageDataset};
 use crate::decode::read_image_file;
 use crate::encoded::{FoundSplit, FoundSplits, ReadConfig, Source, add_labelled, open_splits};
-use crate::error::{DatasetError, list};
+use crate::error::{DatasetError, counted, list};
 use crate::split::{self, Split};
 use scan::{LeftOut, class_names, scan};
 
@@ -111,7 +111,8 @@ fn keeps(num_files: usize, scope: &str, config: &ReadConfig) -> (bool, String) {
 }
 
 fn note_files(split: &mut FoundSplit<FolderSource>, how: &str) {
-    let note = format!("{} image files, {how}", split.labels.len());
+    let files = counted(split.labels.len(), "image file");
+    let note = format!("{files}, {how}");
     split.notes.push(note);
 }
 

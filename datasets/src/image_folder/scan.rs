@@ -16,7 +16,7 @@ use super::FolderSource;
 use crate::classes::{by_name, empty_class};
 use crate::decode::EXTENSIONS;
 use crate::encoded::FoundSplit;
-use crate::error::{DatasetError, list};
+use crate::error::{DatasetError, counted, list};
 use crate::split::folder_names;
 
 /// Reason why an entry of a folder is not a sample.
@@ -32,16 +32,17 @@ pub(super) enum LeftOut {
 }
 
 impl LeftOut {
-    fn in_words(self) -> &'static str {
-        match self {
-            Self::Misplaced => "images lie outside the class folders, so they have no label",
-            Self::Missing => "links lead to missing files",
-            Self::Unreadable => "folders or links cannot be read",
-            Self::Loop => "links lead back to a folder that they lie in",
-            Self::OtherFormat => "files are of other formats",
-            Self::NotAFile => "entries are pipes, sockets or devices",
-            Self::Hidden => "images or folders are hidden (their names begin with a dot)",
-        }
+    fn in_words(self, num: usize) -> String {
+        let (noun, which) = match self {
+            Self::Misplaced => ("image", "outside the class folders, without a label"),
+            Self::Missing => ("link", "to a missing file"),
+            Self::Unreadable => ("path", "that cannot be read"),
+            Self::Loop => ("link", "back to a folder above"),
+            Self::OtherFormat => ("file", "of other formats"),
+            Self::NotAFile => ("special file", "such as a pipe or a device"),
+            Self::Hidden => ("hidden path", "with a dot first"),
+        };
+        format!("{} {which}", counted(num, noun))
     }
 }
 
@@ -162,11 +163,11 @@ impl FoundSplit<FolderSource> {
                 });
             }
             Some(images) if folders.is_empty() => {
-                format!("{} images lie in no class folder", images.len())
+                format!("{} in no class folder", counted(images.len(), "image"))
             }
             _ => format!(
-                "all {} images lie in folders that are no classes of the training ({})",
-                source.files.len(),
+                "{} only in folders that are no classes of the training ({})",
+                counted(source.files.len(), "image"),
                 list(folders.iter())
             ),
         };
@@ -200,10 +201,9 @@ impl FoundSplit<FolderSource> {
                 }
                 _ => String::new(),
             };
-            let num = paths.len();
-            let why = why.in_words();
             self.notes.push(format!(
-                "left out: {num} {why}{formats}: {}",
+                "left out: {}{formats}: {}",
+                why.in_words(paths.len()),
                 list(paths.iter().map(|path| path.display()))
             ));
         }
@@ -226,7 +226,7 @@ impl FoundSplit<FolderSource> {
                 .filter(|other| other.starts_with(&path))
                 .count();
             if num > 0 {
-                found.push(format!("{num} {}", why.in_words()));
+                found.push(why.in_words(num));
             }
         }
         Err(empty_class(path, &found.join("; ")))

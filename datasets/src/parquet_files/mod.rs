@@ -25,7 +25,7 @@ use crate::dataset::{DatasetSplits, ImageDataset};
 use crate::encoded::{
     FoundSplit, FoundSplits, OnBadImage, ReadConfig, Source, add_labelled, open_splits,
 };
-use crate::error::{DatasetError, list};
+use crate::error::{DatasetError, counted, list};
 use crate::progress;
 use crate::split::{FoundFiles, Split, SplitFiles};
 use columns::{Label, bytes, class_names, column, features, labels, leaves};
@@ -157,9 +157,9 @@ fn find_rows(
     expect_names(&found)?;
     found.note_problems(&problems, problems.len(), on_bad_image)?;
     found.notes.push(format!(
-        "{} images in {} files, decoded on demand",
-        found.labels.len(),
-        names.len()
+        "{} in {}, decoded on demand",
+        counted(found.labels.len(), "image"),
+        counted(names.len(), "file")
     ));
     Ok(found)
 }

@@ -25,7 +25,7 @@ use crate::dataset::{DatasetSplits, ImageDataset};
 use crate::encoded::{
     FoundSplit, FoundSplits, OnBadImage, ReadConfig, Source, add_labelled, open_splits,
 };
-use crate::error::{DatasetError, list};
+use crate::error::{DatasetError, counted, list};
 use crate::file::read_text;
 use crate::memory::to_hex;
 use crate::progress;
@@ -148,8 +148,8 @@ fn class_names(
     let again: Vec<&String> = names.iter().filter(|name| !before.insert(*name)).collect();
     let note = (!again.is_empty()).then(|| {
         let names = list(again.iter());
-        let num = again.len();
-        format!("{num} lines of {CLASSES} have the name of a line before: {names}")
+        let names_again = counted(again.len(), "name");
+        format!("{CLASSES} repeats {names_again}: {names}")
     });
     Ok((names, note))
 }
@@ -339,7 +339,9 @@ fn found_split(
     let num_images = found.labels.len();
     let num_shards = found.source.shards.len();
     found.notes.push(format!(
-        "{num_images} images in {num_shards} shards, decoded on demand"
+        "{} in {}, decoded on demand",
+        counted(num_images, "image"),
+        counted(num_shards, "shard")
     ));
     if on_bad_image == OnBadImage::Fail || num_images == 0 {
         problems.splice(0..0, lost);

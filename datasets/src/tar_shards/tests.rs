@@ -351,7 +351,7 @@ fn an_image_that_does_not_decode_is_named_by_shard_and_key() {
             .notes()
             .last()
             .unwrap()
-            .starts_with("1 of 4 image files were skipped")
+            .starts_with("skipped 1 of 4 image files")
     );
 }
 

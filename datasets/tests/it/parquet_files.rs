@@ -432,7 +432,7 @@ fn rows_without_a_label_are_refused_or_skipped_and_a_split_of_them_is_not_opened
         [1, 0]
     );
     assert!(
-        train.notes()[0].starts_with("2 samples were skipped: train-0.parquet/row group 0 row 1"),
+        train.notes()[0].starts_with("skipped 2 samples: train-0.parquet/row group 0 row 1"),
         "{:?}",
         train.notes()
     );

@@ -95,7 +95,7 @@ fn the_jpeg_files_are_decoded() {
     );
     assert_eq!(
         splits.train.notes(),
-        ["50000 image files, kept in memory (175.8 MiB for all splits)"]
+        ["50,000 image files, kept in memory (175.8 MiB for all splits)"]
     );
     let names = splits.train.class_names();
     assert_eq!(

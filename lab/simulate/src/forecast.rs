@@ -72,7 +72,8 @@ pub fn forecast(
             };
             match scenario.why_not(step.batch_size_per_rank) {
                 Some(why) => {
-                    left_out.push(format!("{} on {ranks} ranks: {why}", method.options.method));
+                    let place = records::counted(ranks, "rank");
+                    left_out.push(format!("{} on {place}: {why}", method.options.method));
                 }
                 None => {
                     options.push(&method.options);

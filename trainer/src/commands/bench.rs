@@ -5,6 +5,7 @@
 //! Invariant: an output that cannot be written is rejected before the measurement.
 
 use anyhow::Result;
+use records::counted;
 use simulate::{Scaling, forecast, forecast_lines};
 
 use super::output;
@@ -69,16 +70,16 @@ pub(super) fn print(
     world: &World,
 ) {
     world.reporter.note(&format!(
-        "{} {} on {} ranks x {} threads, batch {} a rank{}, {} steps after {} of warm-up:",
+        "{} {} on {} x {}, batch {} a rank{}, {} after {} of warm-up:",
         result.model,
         result.device,
-        result.ranks,
-        result.threads,
+        counted(result.ranks, "rank"),
+        counted(result.threads, "thread"),
         result.batch_size_per_rank,
         result
             .grad_accum_steps
             .map_or(String::new(), |passes| format!(" x {passes} passes")),
-        result.steps,
+        counted(result.steps, "step"),
         result.warmup_steps
     ));
     world.reporter.speed(stats, result.peak_memory_bytes);

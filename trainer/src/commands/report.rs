@@ -7,6 +7,7 @@ use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 
 use anyhow::{Error, Result, anyhow};
+use records::counted;
 use report::{Refusal, Request};
 
 use crate::config::cli::WatchArgs;
@@ -20,10 +21,10 @@ use crate::world::ranks::World;
 pub fn report(request: &Request, world: &World) -> Result<()> {
     let size = report::write(request).map_err(as_usage)?;
     world.reporter.note(&format!(
-        "report of {} sections with {} figures and {} tables written to {}",
-        size.num_sections,
-        size.num_figures,
-        size.num_tables,
+        "report of {} with {} and {} written to {}",
+        counted(size.num_sections, "section"),
+        counted(size.num_figures, "figure"),
+        counted(size.num_tables, "table"),
         request.output.join("index.html").display()
     ));
     Ok(())

@@ -5,6 +5,7 @@
 
 use anyhow::Result;
 use datasets::tar_shards;
+use records::counted;
 
 use crate::config::cli::ShardArgs;
 use crate::config::invalid;
@@ -21,7 +22,7 @@ const IMAGES_PER_SHARD: usize = 1000;
 pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
     let images_per_shard = args.images_per_shard.unwrap_or(IMAGES_PER_SHARD);
     if images_per_shard == 0 {
-        return Err(invalid("--images-per-shard", "at least 1", 0).into());
+        return Err(invalid("--images-per-shard", "a whole number from 1", 0).into());
     }
     let mut go_on = |name: &str| {
         world.reporter.note(&format!("{name} is written"));
@@ -32,10 +33,10 @@ pub fn shard(args: &ShardArgs, world: &World) -> Result<()> {
         .notes
         .iter()
         .for_each(|note| world.reporter.warn(note));
-    let images = written.num_images;
-    let shards = written.num_shards;
     world.reporter.note(&format!(
-        "{images} images in {shards} shards in {}",
+        "{} in {} in {}",
+        counted(written.num_images, "image"),
+        counted(written.num_shards, "shard"),
         args.to.display()
     ));
     Ok(())

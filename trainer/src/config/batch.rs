@@ -6,6 +6,7 @@ use super::error::{ConfigError, conflict, invalid};
 use super::sync::SyncMethod;
 use crate::config::choices::{BatchNormKind, DatasetKind};
 use crate::config::cli::BatchArgs;
+use records::counted;
 use serde::Serialize;
 
 /// The samples of a step.
@@ -71,8 +72,9 @@ impl BatchArgs {
                 ),
                 None => (
                     format!(
-                        "{num_workers} rank(s) times {passes} accumulation step(s) \
-                         (global = per rank * accumulation * ranks)"
+                        "{} times {} (global = per rank * accumulation * ranks)",
+                        counted(num_workers, "rank"),
+                        counted(passes, "accumulation step")
                     ),
                     "--batch-size-per-rank",
                 ),

@@ -284,7 +284,7 @@ fn changes_of_course(
         ),
         (
             is_independent && ranks != ranks_before,
-            format!("{ranks} ranks update independently, {ranks_before} before"),
+            format!("independent ranks: {ranks}, {ranks_before} before"),
         ),
         (
             is_local_sgd && config.run.checkpoint_every_steps != before.run.checkpoint_every_steps,

@@ -3,7 +3,7 @@
 //! In: hashes and manifests of a run and of its repetition. Out: a [`Finding`].
 //! Invariant: the comparison is a function of its arguments.
 
-use records::{Manifest, StepHashes};
+use records::{Manifest, StepHashes, counted};
 use serde::{Deserialize, Serialize};
 
 use super::check::Finding;
@@ -46,7 +46,8 @@ pub fn compare(run: &Recording, repetition: &Recording, num_steps: usize) -> Fin
         .collect();
     let Some(difference) = first_difference(run, repetition, num_steps) else {
         return Finding::ok(format!(
-            "equal: {num_steps} steps repeated, every loss and every parameter has the run's bits{changed}"
+            "equal: {} repeated, every loss and every parameter has the run's bits{changed}",
+            counted(num_steps, "step")
         ));
     };
     let mut parts = Vec::new();

@@ -325,12 +325,12 @@ fn a_resume_of_independent_ranks_on_another_number_is_a_warning() {
         (
             "--sync local-sgd --every 2".to_owned(),
             "--sync local-sgd --every 2".to_owned(),
-            "1 ranks update independently, 2 before",
+            "independent ranks: 1, 2 before",
         ),
         (
             "--sync async-parameter-server --servers 2".to_owned(),
             "--sync async-parameter-server --servers 1".to_owned(),
-            "1 ranks update independently, 2 before",
+            "independent ranks: 1, 2 before",
         ),
         (format!("{servers} 2"), format!("{servers} 1"), ""),
     ] {

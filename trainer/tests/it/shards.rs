@@ -71,11 +71,7 @@ fn files_that_a_shard_or_a_run_leaves_out_are_reported() {
             .directory()
             .join("manifest.json"),
     );
-    for part in [
-        "scan.psd",
-        "loose.jpg",
-        "test: 1 images lie in no class folder",
-    ] {
+    for part in ["scan.psd", "loose.jpg", "test: 1 image in no class folder"] {
         assert!(
             text.contains(part) && manifest.as_ref().unwrap().contains(part),
             "{part}: {text} {manifest:?}"

@@ -114,7 +114,7 @@ fn every_split_is_written_and_what_is_left_out_is_told_and_recorded() {
     for (note, what) in written.notes.iter().zip([
         "loose.png",
         "scan.psd",
-        "test: 1 of 2 classes have no image: cat",
+        "test: 1 of 2 classes without an image: cat",
     ]) {
         assert!(
             note.contains(what) && manifest.contains(&format!("# {note}\n")),

@@ -91,9 +91,9 @@ pub(super) fn attempts(facts: &Facts<'_>, section: &mut Section) {
             count => format!(" {count} were not judged: {WHY_NOT_JUDGED}."),
         };
         section.text(format!(
-            "{name}: {} attempts for {} cells; {} disturbed, {} failed. An attempt is disturbed when other programs, or other machines on the same host, used more CPUs than the limit during it.{unjudged}",
-            attempts.len(),
-            plan.cells.len(),
+            "{name}: {} for {}; {} disturbed, {} failed. An attempt is disturbed when other programs, or other machines on the same host, used more CPUs than the limit during it.{unjudged}",
+            records::counted(attempts.len(), "attempt"),
+            records::counted(plan.cells.len(), "cell"),
             count(Status::Disturbed),
             count(Status::Failed)
         ));

@@ -251,7 +251,8 @@ impl Point<'_> {
         }
         if !size.is_multiple_of(ranks * passes) {
             let text = format!(
-                "{size} samples do not divide by {ranks} ranks of {passes} passes: choose a multiple of {}",
+                "{size} samples do not divide by {} of {passes} passes: choose a multiple of {}",
+                records::counted(ranks, "rank"),
                 ranks * passes
             );
             return Err(self.refusal(key, &text));

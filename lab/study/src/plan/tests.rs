@@ -82,7 +82,7 @@ fn strong_scaling_divides_the_batch_or_refuses() {
             assert!(cell.id.contains("-strong"));
         } else {
             let text = got.unwrap_err().to_string();
-            let expected = format!("{global} samples do not divide by {ranks} ranks");
+            let expected = format!("{global} samples do not divide by {ranks} rank");
             assert!(text.contains(&expected), "{text}");
         }
     }

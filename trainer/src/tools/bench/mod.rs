@@ -192,7 +192,7 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
         dtype: config.compute.dtype().to_string(),
         // A model family without a choice of kernels uses burn's layers.
         kernels: config.compute.kernels.unwrap_or(Kernels::Stock).to_string(),
-        device: format!("{device:?}"),
+        device: config.compute.device.to_string(),
         ranks: communicator.world_size(),
         threads,
         batch_size_per_rank: config.batch_size_per_rank,
