@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use records::Manifest;
+use records::{Manifest, counted, quoted};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +53,12 @@ pub fn verify_run<T: Task>(args: &VerifyRunArgs, world: &World) -> Result<ExitCo
         communicator.world_size(),
     )?;
     let num_steps = num_steps(args, &recording)?;
-    expect_repeatable(&config, &recording.manifest, communicator.world_size())?;
+    expect_repeatable(
+        &config,
+        &recording.manifest,
+        communicator.world_size(),
+        &args.run,
+    )?;
     // A stop would average the parameters after the last step. The run did not average them there.
     let further = u64::from(averages_early(
         &config.sync.method,
@@ -78,7 +83,8 @@ pub fn verify_run<T: Task>(args: &VerifyRunArgs, world: &World) -> Result<ExitCo
         is_only_rank: world.is_only_rank,
     };
     world.reporter.note(&format!(
-        "repeating {num_steps} steps of {} ...",
+        "repeating {} of {} ...",
+        counted(num_steps as usize, "step"),
         args.run.display()
     ));
     train::<T>(&repetition(&config, &directory), &quiet)?;
@@ -90,7 +96,8 @@ pub fn verify_run<T: Task>(args: &VerifyRunArgs, world: &World) -> Result<ExitCo
         let got = again.hashes.len() as u64;
         ensure!(
             got >= num_steps,
-            "verify-run: stopped by a signal (expected {num_steps} steps, got {got}). Start it again."
+            "verify-run: stopped by a signal (expected {}, got {got}). Start it again.",
+            counted(num_steps as usize, "step")
         );
         // Ignore options that the repetition leaves out, and `--resume`, which run.toml does not
         // contain.
@@ -164,7 +171,12 @@ fn num_steps(args: &VerifyRunArgs, recording: &Recording) -> Result<u64, ConfigE
     Err(invalid("--steps", expected, num_steps))
 }
 
-fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usize) -> Result<()> {
+fn expect_repeatable(
+    config: &TrainConfig,
+    manifest: &Manifest,
+    world_size: usize,
+    run: &Path,
+) -> Result<()> {
     let method = &config.sync.method;
     ensure!(
         staleness(method).is_none(),
@@ -174,7 +186,10 @@ fn expect_repeatable(config: &TrainConfig, manifest: &Manifest, world_size: usiz
     let ranks = manifest.launch.ranks;
     ensure!(
         ranks == world_size || matches!(method, SyncMethod::Exact { .. }),
-        "verify-run: wrong number of ranks (expected {ranks} ranks as in the run, got {world_size}); only --reduction exact has the same bits on any number. Start it with `trainer launch -n {ranks} -- verify-run`."
+        "verify-run: wrong number of ranks (expected {} as in the run, got {world_size}); only --reduction exact has the same bits on any number. Start it with `{} launch -n {ranks} -- verify-run {}`.",
+        counted(ranks, "rank"),
+        manifest.program(),
+        quoted(run)
     );
     Ok(())
 }
