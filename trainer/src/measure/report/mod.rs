@@ -23,8 +23,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Variation of the steps, or excess of a rank's time, above which a warning is printed.
-const UNEVEN_SHARE: f64 = 0.1;
+/// Measured steps from which on uneven times are a reason for a warning.
+const FEWEST_STEPS: u64 = 20;
+/// Variation of the steps above which a warning is printed. Virtual machines without other load
+/// reach 0.2.
+const UNEVEN_STEPS: f64 = 0.25;
+/// Excess of a rank's time above which a warning is printed.
+const UNEVEN_RANK: f64 = 0.1;
 
 /// Interval between lines of progress, unless `--log-every-seconds` changes that of steps.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -289,7 +294,7 @@ impl Reporter {
     /// Prints a measured speed, with a warning if the steps vary.
     pub fn speed(&self, stats: &ThroughputStats, peak_memory_bytes: u64) {
         self.notes(&lines::speed(stats, peak_memory_bytes));
-        if stats.whole_batch_variation > UNEVEN_SHARE {
+        if stats.num_steps >= FEWEST_STEPS && stats.whole_batch_variation > UNEVEN_STEPS {
             self.warn(&format!(
                 "step speeds vary by {:.0} %; other programs may use the CPUs: bind ranks or lower --threads",
                 100.0 * stats.whole_batch_variation
@@ -322,7 +327,8 @@ impl Reporter {
             self.detail(&lines::slowest(slowest));
             let excess =
                 slowest.own_milliseconds_per_step / slowest.mean_milliseconds_per_step - 1.0;
-            if excess > UNEVEN_SHARE {
+            let steps = summary.images_per_second.map_or(0, |stats| stats.num_steps);
+            if steps >= FEWEST_STEPS && excess > UNEVEN_RANK {
                 self.warn(&format!(
                     "rank {} on {} needs {:.0} % more time a step than the mean, and all ranks wait for it: look for \
                      other load on that machine and at how its ranks are bound to cores",

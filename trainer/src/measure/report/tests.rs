@@ -75,7 +75,7 @@ fn summary(own_milliseconds_per_step: f64) -> Summary {
         patience_ended_after: None,
         parameter_hash: "ab12".to_owned(),
         seconds_total: 83.1,
-        images_per_second: throughput(&[(64, Duration::from_millis(100)); 4]),
+        images_per_second: throughput(&[(64, Duration::from_millis(100)); 20]),
         slowest_rank: Some(SlowestRank {
             rank: 2,
             node: "n3".to_owned(),
@@ -344,7 +344,7 @@ fn a_terminal_has_colours_and_the_log_has_none() {
 }
 
 #[test]
-fn the_end_warns_of_a_slow_rank_and_only_then() {
+fn the_end_warns_of_a_slow_rank_or_of_uneven_steps_but_not_after_few_steps() {
     let (reporter, console, warnings) = reporter();
     let next = ["trainer report runs/a", "trainer eval --checkpoint runs/a"].map(str::to_owned);
     reporter.finish(&summary(41.0), Some(Path::new("runs/a")), &next);
@@ -354,11 +354,31 @@ fn the_end_warns_of_a_slow_rank_and_only_then() {
         "done     5 epochs | 785 steps | 50,000 samples | 83.1 s\n\
          best     test-top1 100.00 % | epoch 4\n\
          test     loss 0.5000 | top-1 90.00 % (9 of 10) | top-5 90.00 % (9 of 10)\n         epoch 5 (last)\n\
-         speed    640.0 ± 0.0 samples/s (4 steps) | median step 100.0 ms | peak 412 MiB\n\
+         speed    640.0 ± 0.0 samples/s (20 steps) | median step 100.0 ms | peak 412 MiB\n\
          files    runs/a\n\
          next     trainer report runs/a\n\
          \x20        trainer eval --checkpoint runs/a\n\
          parameters sha256 ab12\n"
+    );
+    let of = |steps: usize, own_milliseconds| Summary {
+        images_per_second: throughput(
+            &[64, 128]
+                .repeat(steps / 2)
+                .into_iter()
+                .map(|time| (64, Duration::from_millis(time)))
+                .collect::<Vec<_>>(),
+        ),
+        ..summary(own_milliseconds)
+    };
+    reporter.finish(&of(18, 60.0), None, &[]);
+    assert_eq!(warnings.text(), "");
+    reporter.finish(&of(20, 41.0), None, &[]);
+    assert!(
+        warnings
+            .text()
+            .starts_with("warning: step speeds vary by 34 %"),
+        "{}",
+        warnings.text()
     );
     reporter.finish(&summary(60.0), None, &[]);
     assert!(
