@@ -174,6 +174,12 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
         reporter.warn(&warning);
     }
 
+    if config.weighs_classes_twice() {
+        reporter.warn(
+            "--class-weights with --sampler balanced: rare classes are weighted twice. Remove one of them",
+        );
+    }
+
     let start = Instant::now();
     let (workers, server_link) = match Role::of(&config.sync, &world.communicator)? {
         Role::Worker {

@@ -340,6 +340,18 @@ impl TrainConfig {
         ))
     }
 
+    /// Returns true if both the loss and the sampler favour rare classes.
+    pub fn weighs_classes_twice(&self) -> bool {
+        let weighs = matches!(
+            self.optimizer.loss,
+            LossChoice::CrossEntropy {
+                class_weights: Some(_),
+                ..
+            }
+        );
+        weighs && self.train_split.sampler == Some(SamplerKind::Balanced)
+    }
+
     /// Returns the learning rate after warmup.
     pub fn peak_learning_rate(&self) -> f64 {
         self.optimizer

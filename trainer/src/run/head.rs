@@ -46,6 +46,12 @@ pub fn head(
         _ => "; no val split",
     };
 
+    let mut data_cells = vec![data.name.clone(), samples];
+    // `None` for the default.
+    let sampler = config.train_split.sampler;
+    data_cells.extend(sampler.map(|sampler| format!("sampler {sampler}")));
+    data_cells.push(format!("best by {}{best}", best_rule.monitor));
+
     let workers = config.num_workers();
     let micro_batch = config.micro_batch_size();
     let mut batch = format!("batch {}", config.batch.global_batch_size);
@@ -82,11 +88,10 @@ pub fn head(
     }
 
     let epochs = counted(config.schedule.epochs as usize, "epoch");
-    let best = format!("best by {}{best}", best_rule.monitor);
     let mut rows = vec![
         ("run", run),
         ("model", vec![config.model_name().to_owned(), parameters]),
-        ("data", vec![data.name.clone(), samples, best]),
+        ("data", data_cells),
         ("train", vec![epochs, batch, updates]),
         ("ranks", ranks),
     ];
