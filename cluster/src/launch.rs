@@ -19,6 +19,7 @@ use crate::output::{self, say};
 use crate::process;
 use crate::restart::{ScriptLauncher, Start};
 use crate::run_directory::{self, PlacedCommand};
+use crate::words;
 
 const DETAILS: &str = "\
 Example: trainer launch -n 4 -- train --dataset cifar10 --epochs 10
@@ -84,6 +85,11 @@ impl LaunchArgs {
         let hosts = self.hosts()?;
         let job = self.job()?;
         let trainer = options::trainer(None)?;
+        let words = job
+            .as_ref()
+            .map_or_else(|| self.words.clone(), PlacedCommand::to_check);
+        // One error in place of one from each rank.
+        words::check(&trainer, &words, self.ranks)?;
         let mut command = self.command(hosts, job.as_ref(), Mpirun::find().as_ref(), &trainer)?;
         // In a task of srun, mpirun would use the slots of the step.
         let is_in_step = is_step_of_srun(env::var(STEP).ok().as_deref());
@@ -117,10 +123,11 @@ impl LaunchArgs {
             ));
         }
         if hosts.len() > self.ranks {
-            let hosts = hosts.len();
-            let ranks = self.ranks;
             return Err(usage!(
-                "{hosts} hosts for {ranks} ranks: name at most as many as ranks"
+                "--hosts: expected at most {} for {}, got {}",
+                records::counted(self.ranks, "host"),
+                records::counted(self.ranks, "rank"),
+                hosts.len()
             ));
         }
         Ok(hosts)
@@ -304,7 +311,7 @@ mod tests {
             ),
             (
                 &["-n1", "--hosts", "a,b", "--", "train"],
-                "2 hosts for 1 ranks: name at most as many as ranks",
+                "--hosts: expected at most 1 host for 1 rank, got 2",
             ),
         ] {
             let failure = script(line, false).unwrap_err();

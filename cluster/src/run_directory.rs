@@ -8,6 +8,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::slice;
 
 use records::file;
 
@@ -61,6 +62,16 @@ impl PlacedCommand {
 
     pub(crate) fn trains(&self) -> bool {
         self.command == "train"
+    }
+
+    /// Returns the whole command for a check. A run that has begun resumes with its options.
+    pub(crate) fn to_check(&self) -> Vec<String> {
+        let mut words = [slice::from_ref(&self.command), &self.words].concat();
+        if self.trains() && self.directory.join("run.toml").exists() {
+            let directory = self.directory.display().to_string();
+            words.extend(["--resume".to_owned(), "--output-dir".to_owned(), directory]);
+        }
+        words
     }
 
     /// Refuses a flag that has an effect on training only.

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Command as Process, Stdio};
 
-use crate::failure::{Outcome, usage};
+use crate::failure::{Failure, Outcome};
 use crate::mpirun;
 
 /// Refuses words that the trainer would refuse on so many ranks. Returns a warning if a training
@@ -34,11 +34,8 @@ pub fn check(trainer: &Path, words: &[String], ranks: usize) -> Outcome<Option<S
         let lines = lines.take_while(|line| !line.starts_with("Usage:"));
         let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
         let problem = lines.join("; ");
-        return Err(usage!(
-            "{}: {}",
-            records::quoted_line(words),
-            problem.trim_start_matches("error: ")
-        ));
+        let problem = problem.trim_start_matches("error: ").to_owned();
+        return Err(Failure::Usage(problem));
     }
     let config = String::from_utf8_lossy(&output.stdout);
     let config = config.parse::<toml::Table>().unwrap_or_default();

@@ -46,8 +46,7 @@ impl SubmitArgs {
     fn warnings(&self, request: &Request, trainer: &Path) -> Outcome<Vec<String>> {
         let mut warnings = Vec::new();
         let job = &request.job;
-        let mut words = vec![job.command.clone()];
-        words.extend(job.words.iter().cloned());
+        let mut words = job.to_check();
         if let Some(array) = &self.array {
             let first = array.tasks.first().unwrap_or(&0).to_string();
             if !job.words.iter().any(|word| word.contains(TASK)) {
@@ -59,11 +58,6 @@ impl SubmitArgs {
                 .iter()
                 .map(|word| word.replace(TASK, &first))
                 .collect();
-        }
-        let begun = job.directory.join("run.toml");
-        let names_options = |flag: &&str| options::value_of(&words, flag).is_some();
-        if job.trains() && begun.exists() && !["--config", "--recipe"].iter().any(names_options) {
-            words.extend(["--config".to_owned(), begun.display().to_string()]);
         }
         // The program of an image is not here.
         if self.container.is_none() {

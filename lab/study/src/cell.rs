@@ -123,7 +123,7 @@ impl Cell {
     /// Returns the words of Lockstep's `bench` on the same job, with other values of some keys.
     pub(crate) fn bench_words(&self, others: &[(&str, String)]) -> Vec<String> {
         let mut words = vec![records::name(Kind::Bench)];
-        for key in OF_FRAMEWORKS {
+        for key in OF_FRAMEWORKS.into_iter().chain(["depth"]) {
             let other = others.iter().find(|(name, _)| *name == key);
             let value = other.map_or_else(|| self.setting(key), |(_, value)| value.clone());
             let is_of_images = ["data_dir", "epochs"].contains(&key)

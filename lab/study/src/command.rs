@@ -17,7 +17,6 @@ use crate::cell::{Cell, Place};
 use crate::changes;
 use crate::directory;
 use crate::file::StudyFile;
-use crate::flags;
 use crate::job;
 use crate::plan;
 use crate::quiet::MARK;
@@ -97,7 +96,6 @@ impl StudyArgs {
         let cells = plan::cells(&file)?;
         let chosen = self.chosen(&cells)?;
         let trainer = options::trainer(self.trainer.as_deref())?;
-        flags::check(&file, &trainer, &chosen)?;
         let mut warnings = BTreeSet::new();
         for cell in &chosen {
             job::check(&file, cell)?;
@@ -226,15 +224,11 @@ fn listed(cells: &[&Cell]) -> String {
             Some(_) => "peers/run.py",
             None => "trainer",
         };
-        let processes = match cell.world_size {
-            1 => "process",
-            _ => "processes",
-        };
         text.push_str(&format!(
-            "{}\n    {} times on {} {processes}, {}: {program} {}\n",
+            "{}\n    {} on {}, {}: {program} {}\n",
             cell.id,
-            cell.repetitions,
-            cell.world_size,
+            records::counted(cell.repetitions, "time"),
+            records::counted(cell.world_size, "rank"),
             cell.setting("launcher"),
             records::quoted_line(&cell.arguments)
         ));

@@ -18,7 +18,6 @@ mod command;
 mod compare;
 mod directory;
 mod file;
-mod flags;
 mod job;
 mod journal;
 mod peers;

@@ -14,10 +14,8 @@ use crate::attempt::Attempt;
 use crate::cell::Cell;
 use crate::directory::DOCUMENT;
 use crate::file::{Kind, StudyFile};
-use crate::flags;
 use crate::journal::Records;
 use crate::peers::{Peers, Setting};
-use crate::predict::of_one_rank;
 use crate::runs::{Runs, alone};
 use crate::scores;
 use crate::starts;
@@ -287,7 +285,8 @@ impl<'a> StudyRunner<'a> {
         let words = match cell.kind {
             Kind::Netbench => vec!["--version".to_owned()],
             Kind::Bench | Kind::Train => {
-                warm_up_words(cell, &flags::known(self.runs.trainer, "bench")?)
+                let one_step = [("steps", "1"), ("warmup_steps", "0")];
+                cell.bench_words(&one_step.map(|(key, value)| (key, value.to_owned())))
             }
         };
         let log = self.runs.directory.join("warm-up.log");
@@ -297,25 +296,6 @@ impl<'a> StudyRunner<'a> {
         }
         Ok(())
     }
-}
-
-/// Returns `bench` with one step of a cell on one rank: the arguments of the cell that are among
-/// the `known` flags of `bench`.
-fn warm_up_words(cell: &Cell, known: &[String]) -> Vec<String> {
-    let mut words = vec![records::name(Kind::Bench)];
-    let mut is_kept = false;
-    for word in of_one_rank(&cell.arguments).into_iter().skip(1) {
-        if word.starts_with("--") {
-            let flag = word.split('=').next().unwrap_or_default();
-            let is_known = known.iter().any(|known| known == flag);
-            is_kept = is_known && !["--steps", "--warmup-steps"].contains(&flag);
-        }
-        if is_kept {
-            words.push(word);
-        }
-    }
-    words.extend(["--steps", "1", "--warmup-steps", "0"].map(str::to_owned));
-    words
 }
 
 /// Returns the line about an attempt.
@@ -404,28 +384,6 @@ mod tests {
             session.records.append(record)?;
         }
         Ok(session.study)
-    }
-
-    #[test]
-    fn the_warm_up_is_a_step_of_the_cell_with_all_that_bench_knows_of_it() {
-        let words_of = |rest: &str| {
-            let (_, cells) = study(&format!("[[matrix]]\nranks = 2\n{rest}")).unwrap();
-            let known = [
-                "--model",
-                "--depth",
-                "--dtype",
-                "--threads",
-                "--batch-size-per-rank",
-                "--steps",
-                "--warmup-steps",
-            ];
-            warm_up_words(&cells[0], &known.map(str::to_owned)).join(" ")
-        };
-        let own = "model = \"resnet\"\ndepth = [8, 14]\nsteps = 20\nwarmup_steps = 3\nbatch_size_per_rank = 4\n";
-        let of_one = "--depth 8 --dtype f32 --model resnet --threads 1 --batch-size-per-rank 4 --steps 1 --warmup-steps 0";
-        assert_eq!(words_of(own), format!("bench {of_one}"));
-        let training = "kind = \"train\"\nmodel = \"resnet\"\ndepth = 8\nepochs = 2\ndownload = true\nbatch_size_per_rank = 4\n";
-        assert_eq!(words_of(training), format!("bench {of_one}"));
     }
 
     #[test]

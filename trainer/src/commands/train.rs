@@ -54,7 +54,12 @@ pub fn train<T: Task>(args: &TrainArgs, world: &World) -> Result<Outcome<T::Mode
     let reporter = &world.reporter;
     // Watch the read of a saved configuration, too, although its timeout may differ.
     let watchdog = world.watch(timeout(args.sync.timeout)?)?;
-    let config = resolve(args, &Family::of::<T>(), world)?;
+    let config = resolve(
+        args,
+        &Family::of::<T>(),
+        communicator,
+        communicator.world_size(),
+    )?;
     watchdog
         .iter()
         .for_each(|watchdog| watchdog.set_timeout(config.sync.timeout()));
@@ -398,15 +403,18 @@ fn custom_optimizer<T: Task>(
 ///
 /// # Collective
 /// Root reads the saved configuration for all ranks.
-fn resolve(args: &TrainArgs, family: &Family, world: &World) -> Result<TrainConfig> {
-    let communicator = &*world.communicator;
-    let world_size = communicator.world_size();
+fn resolve(
+    args: &TrainArgs,
+    family: &Family,
+    communicator: &dyn Communicator,
+    world_size: usize,
+) -> Result<TrainConfig> {
     // Flags that differ between ranks are compared later. Here all ranks must take the same path.
     let mut of_ranks = [u64::from(args.resume)];
     communicator.all_reduce_max_u64(&mut of_ranks)?;
     if of_ranks != [0] && resumes_only(args) {
         let exists = match &args.run.output_dir {
-            Some(directory) if world.is_root() => expect_run(directory),
+            Some(directory) if communicator.rank() == ROOT => expect_run(directory),
             _ => Ok(()),
         };
         gather::accepted_by_root(communicator, exists.map_err(Error::from))?;
@@ -502,7 +510,7 @@ pub fn config<T: Task>(args: &TrainArgs, world: &World) -> Result<()> {
     let num_ranks = launcher
         .as_ref()
         .map_or(1, |launcher| launcher.num_tasks.max(1));
-    let config = TrainConfig::resolve_for(&Family::of::<T>(), args, num_ranks)?;
+    let config = resolve(args, &Family::of::<T>(), &*world.communicator, num_ranks)?;
     if launcher
         .and_then(|launcher| launcher.rank)
         .is_some_and(|rank| rank != ROOT)

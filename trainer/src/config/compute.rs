@@ -112,7 +112,7 @@ impl ComputeSection {
         ))
     }
 
-    /// Rejects a device or instruction set that this program or CPU lacks.
+    /// Rejects a device that this program lacks.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         let built_in = DeviceChoice::built_in();
         if !built_in.contains(&self.device.backend()) {
@@ -123,7 +123,6 @@ impl ComputeSection {
                 self.device.backend()
             )));
         }
-        instruction_set(self.cpu)?;
         Ok(())
     }
 

@@ -142,7 +142,7 @@ impl Sections {
         Ok(())
     }
 
-    /// Rejects features that this program or CPU lacks, empty paths, and paths that the files of a
+    /// Rejects features that this program lacks, empty paths, and paths that the files of a
     /// run cannot hold.
     pub(super) fn expect_offered(&self) -> Result<(), ConfigError> {
         let run = &self.run;

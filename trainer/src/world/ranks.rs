@@ -20,7 +20,7 @@ use distributed::{CollectiveError, Communicator, ROOT};
 
 #[cfg(feature = "cuda")]
 use crate::config::choices::nvidia_driver_present;
-use crate::config::{Activations, ComputeSection, DeviceChoice, SyncSection};
+use crate::config::{Activations, ComputeSection, DeviceChoice, SyncSection, instruction_set};
 use crate::measure::report::{self, Reporter};
 use crate::world::stop::StopFlag;
 use crate::world::switches;
@@ -130,6 +130,7 @@ impl World {
     }
 
     fn prepare(&self, compute: &ComputeSection, caller_included: bool) -> Result<(Device, usize)> {
+        instruction_set(compute.cpu)?;
         let topology = self.communicator.topology();
         let num_threads = compute
             .threads

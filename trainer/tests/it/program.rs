@@ -319,6 +319,31 @@ fn a_run_is_not_begun_in_a_folder_of_images_even_with_resume() {
 }
 
 #[test]
+fn a_wrong_command_of_many_ranks_is_one_error_and_nothing_is_started_or_written() {
+    let folder = tempfile::tempdir().unwrap();
+    for (words, expected) in [
+        (
+            "launch -n 2 -- train --epochs 0",
+            "error: --epochs: expected at least 1, got 0",
+        ),
+        ("launch -n 2 -- train --epoch 1", "'--epochs'"),
+        ("launch -n 2 -- bench --epochs 1", "--epochs for `train`"),
+        (
+            "launch -n 2 -- train --resume --output-dir none",
+            "resume, got none, which does not exist",
+        ),
+    ] {
+        let mut command = trainer(words, &[]);
+        // Without a PATH there is no mpirun.
+        command.current_dir(folder.path()).env("PATH", "");
+        let text = ended_with(2, command);
+        assert!(text.contains(expected), "{words}: {text}");
+        assert_eq!(text.matches("error: ").count(), 1, "{words}: {text}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn what_a_command_was_asked_for_is_printed_whole_or_is_an_error_unless_the_reader_has_left() {
     let directory = tempfile::tempdir().unwrap();
     let study = directory.path().join("study.toml");

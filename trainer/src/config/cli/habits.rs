@@ -83,15 +83,18 @@ fn tip(argument: &str, definitions: &Command) -> Option<String> {
         };
     }
     let habit = habits().find(|(names, _)| names.split(' ').any(|habit| habit == name));
-    let has = |flag: &str| {
-        let commands = definitions.get_subcommands();
-        commands
-            .flat_map(Command::get_arguments)
-            .any(|argument| argument.get_long() == Some(flag))
+    let has = |command: &Command| {
+        let mut arguments = command.get_arguments();
+        arguments.any(|argument| argument.get_long() == Some(&name))
     };
     habit.map(|(_, tip)| tip.to_owned()).or_else(|| {
-        let is_spelling = argument.contains('_') && has(&name);
-        is_spelling.then(|| format!("--{name}"))
+        if argument.contains('_') && definitions.get_subcommands().any(has) {
+            return Some(format!("--{name}"));
+        }
+        let of_train = definitions
+            .find_subcommand("train")
+            .filter(|train| has(train));
+        of_train.map(|_| format!("--{name} for `train` (in a study: kind = \"train\")"))
     })
 }
 
@@ -126,6 +129,7 @@ mod tests {
             ("train --resume last.pth.tar", "--weights last.pth.tar"),
             ("train --log-steps a.csv", "--log-steps without a file"),
             ("eval --amp", "--dtype bf16"),
+            ("bench --epochs 3", "--epochs for `train`"),
         ] {
             let text = refusal(&format!("trainer {words}"));
             assert!(
