@@ -413,11 +413,15 @@ fn resolve(
     let mut of_ranks = [u64::from(args.resume)];
     communicator.all_reduce_max_u64(&mut of_ranks)?;
     if of_ranks != [0] && resumes_only(args) {
-        let exists = match &args.run.output_dir {
-            Some(directory) if communicator.rank() == ROOT => expect_run(directory),
+        let exists = match (communicator.rank(), &args.run.output_dir) {
+            (ROOT, Some(directory)) => expect_run(directory).map_err(Error::from),
+            (ROOT, None) => {
+                let config = TrainConfig::resolve_for(family, args, world_size)?;
+                RunDirectory::expect_default(&config)
+            }
             _ => Ok(()),
         };
-        gather::accepted_by_root(communicator, exists.map_err(Error::from))?;
+        gather::accepted_by_root(communicator, exists)?;
     }
     let saved = match of_ranks {
         [0] => None,

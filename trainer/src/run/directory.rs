@@ -143,6 +143,18 @@ impl RunDirectory {
         }
     }
 
+    /// Checks that the run of `--resume` without other options exists.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the newest run, if there is no such run; as
+    /// [`to_resume`](Self::to_resume).
+    pub fn expect_default(config: &TrainConfig) -> Result<()> {
+        match Self::to_resume(config)? {
+            Some(_) => Ok(()),
+            None => Err(no_run(None, &newest_run(Path::new(RUNS))?).into()),
+        }
+    }
+
     fn find_below(runs: &Path, config: &TrainConfig) -> Result<Option<PathBuf>> {
         if let Some(path) = &config.run.output_dir {
             if config.resume && !path.exists() {
@@ -436,7 +448,7 @@ fn reject_misspelling(path: &Path) -> Result<(), ConfigError> {
     similar.retain(|other| letters(other) != letters(path));
     match similar.is_empty() {
         true => Ok(()),
-        false => Err(no_run(path, &similar)),
+        false => Err(no_run(Some(path), &similar)),
     }
 }
 
@@ -444,7 +456,7 @@ fn reject_misspelling(path: &Path) -> Result<(), ConfigError> {
 pub fn expect_run(path: &Path) -> Result<(), ConfigError> {
     match path.exists() {
         true => Ok(()),
-        false => Err(no_run(path, &similar_runs(path))),
+        false => Err(no_run(Some(path), &similar_runs(path))),
     }
 }
 
@@ -465,16 +477,28 @@ fn similar_runs(path: &Path) -> Vec<PathBuf> {
     similar.iter().map(|other| folder.join(other)).collect()
 }
 
-fn no_run(path: &Path, similar: &[PathBuf]) -> ConfigError {
-    let hint: String = similar
+/// Returns the run in a folder that began last, if there is one.
+fn newest_run(runs: &Path) -> Result<Vec<PathBuf>> {
+    let began = |path: &PathBuf| fs::metadata(path.join(RUN_TOML)).ok()?.modified().ok();
+    let paths = names(runs)?.into_iter().map(|name| runs.join(name));
+    let newest = paths.filter_map(|path| Some((began(&path)?, path))).max();
+    Ok(newest.map(|(_, path)| path).into_iter().collect())
+}
+
+/// Returns the error for a run to resume that does not exist. `path` is that of `--output-dir`.
+fn no_run(path: Option<&Path>, others: &[PathBuf]) -> ConfigError {
+    let hint: String = others
         .iter()
         .map(|other| format!(", such as {}", other.display()))
         .collect();
     let expected = format!("the directory of the run to resume{hint}");
-    let got = format!(
-        "{}, which does not exist. Correct the name, or remove --resume to start a run there",
-        path.display()
-    );
+    let got = match path {
+        Some(path) => format!(
+            "{}, which does not exist. Correct the name, or remove --resume to start a run there",
+            path.display()
+        ),
+        None => "none. Name the run, or remove --resume to start one".to_owned(),
+    };
     invalid("--output-dir", expected, got)
 }
 

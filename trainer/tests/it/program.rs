@@ -332,6 +332,8 @@ fn a_wrong_command_of_many_ranks_is_one_error_and_nothing_is_started_or_written(
             "launch -n 2 -- train --resume --output-dir none",
             "resume, got none, which does not exist",
         ),
+        ("launch -n 2 -- train --resume", "resume, got none. Name"),
+        ("train --resume", "resume, got none. Name the run"),
     ] {
         let mut command = trainer(words, &[]);
         // Without a PATH there is no mpirun.
