@@ -23,7 +23,7 @@ pub(super) fn within(
     if range.contains(&value) {
         return Ok(value);
     }
-    let expected = format!("{} to {}", range.start(), range.end());
+    let expected = format!("a whole number from {} to {}", range.start(), range.end());
     Err(invalid(option, expected, value))
 }
 

@@ -94,7 +94,7 @@ impl ModelArgs {
     /// If the flags contradict each other, or there is no such network.
     pub fn choice(&self) -> Result<ModelChoice, ConfigError> {
         let drop = self.stochastic_depth.unwrap_or(0.0);
-        let stochastic_depth = in_range("stochastic-depth", drop, "0 up to but not 1", |drop| {
+        let stochastic_depth = in_range("stochastic-depth", drop, "from 0, below 1", |drop| {
             (0.0..1.0).contains(&drop)
         })?;
         let choice = match self.model.as_deref() {

@@ -140,19 +140,19 @@ type Fractions = (&'static [&'static str], &'static str, fn(f64) -> bool);
 #[rustfmt::skip]
 const FRACTIONS: [Fractions; 12] = [
     (&["learning-rate", "trust-coefficient", "clip-grad-norm", "clip-grad-value", "gamma"], "above 0", |x| x > 0.0),
-    (&["momentum", "beta1", "beta2", "label-smoothing", "ema-decay", "plateau-threshold"], "0 up to but not 1",
+    (&["momentum", "beta1", "beta2", "label-smoothing", "ema-decay", "plateau-threshold"], "from 0, below 1",
      |x| (0.0..1.0).contains(&x)),
     // A smaller value rounds to 0 in f32.
     (&["epsilon"], "above 1e-38", |x| x > 1e-38),
-    (&["weight-decay"], "0 or more", |x| x >= 0.0),
-    (&["warmup-start-factor"], "0 to 1", |x| (0.0..=1.0).contains(&x)),
+    (&["weight-decay"], "from 0", |x| x >= 0.0),
+    (&["warmup-start-factor"], "from 0 to 1", |x| (0.0..=1.0).contains(&x)),
     (&["val-fraction"], "above 0 and below 1", |x| x > 0.0 && x < 1.0),
-    (&["rand-augment"], "0 to 10", |x| (0.0..=MAX_MAGNITUDE).contains(&x)),
+    (&["rand-augment"], "from 0 to 10", |x| (0.0..=MAX_MAGNITUDE).contains(&x)),
     (&["power"], "above 0 and at most 10", |x| x > 0.0 && x <= 10.0),
     (&["rotation"], "above 0 and at most 180 degrees", |x| x > 0.0 && x <= 180.0),
     (&["random-erasing"], "above 0 and at most 1", |x| x > 0.0 && x <= 1.0),
     (&["mixup", "cutmix"], "above 0 and at most 100", |x| x > 0.0 && x <= 100.0),
-    (&["bucket-mib"], "0.001 to 4096 MiB", |x| (0.001..=4096.0).contains(&x)),
+    (&["bucket-mib"], "from 0.001 to 4096 MiB", |x| (0.001..=4096.0).contains(&x)),
 ];
 
 /// Returns the name of the flag of `section.key`, or of `--key`.
@@ -186,24 +186,40 @@ pub(super) fn get<'a>(table: &'a Table, name: &str) -> Option<&'a Value> {
     flags(table).find_map(|(flag, value)| (flag == name).then_some(value))
 }
 
+fn whole(flag: &str) -> Option<&'static RangeInclusive<i64>> {
+    let row = WHOLE.iter().find(|(names, _)| names.contains(&flag));
+    row.map(|(_, range)| range)
+}
+
+fn fraction(flag: &str) -> Option<&'static Fractions> {
+    FRACTIONS.iter().find(|(names, ..)| names.contains(&flag))
+}
+
+fn in_words(range: &RangeInclusive<i64>) -> String {
+    match (range.start(), range.end()) {
+        (least, &i64::MAX) => format!("a whole number from {least}"),
+        (least, most) => format!("a whole number from {least} to {most}"),
+    }
+}
+
+/// Returns the range of a flag in words, if the flag has one.
+pub(super) fn range_in_words(flag: &str) -> Option<String> {
+    let of_fraction = || Some(format!("a number {}", fraction(flag)?.1));
+    whole(flag).map(in_words).or_else(of_fraction)
+}
+
 /// Rejects numbers outside their ranges.
 pub(super) fn expect_ranges(typed: &impl Serialize) -> Result<(), ConfigError> {
     let typed = file::table(typed)?;
     for (flag, value) in flags(&typed) {
         match value {
             Value::Integer(number) => {
-                let row = WHOLE.iter().find(|(names, _)| names.contains(&flag));
-                if let Some((_, range)) = row.filter(|(_, range)| !range.contains(number)) {
-                    let expected = match (range.start(), range.end()) {
-                        (least, &i64::MAX) => format!("at least {least}"),
-                        (least, most) => format!("{least} to {most}"),
-                    };
-                    return Err(invalid(format!("--{flag}"), expected, number));
+                if let Some(range) = whole(flag).filter(|range| !range.contains(number)) {
+                    return Err(invalid(format!("--{flag}"), in_words(range), number));
                 }
             }
             Value::Float(number) => {
-                let row = FRACTIONS.iter().find(|(names, ..)| names.contains(&flag));
-                if let Some((_, expected, accepts)) = row {
+                if let Some((_, expected, accepts)) = fraction(flag) {
                     in_range(flag, *number, expected, accepts)?;
                 }
             }
@@ -223,13 +239,13 @@ pub(super) fn in_range(
     if accepts(value) && value.is_finite() {
         return Ok(value);
     }
-    let finite = if accepts(value) {
-        "a finite number "
-    } else {
-        ""
+    let finite = if accepts(value) { "finite " } else { "" };
+    let expected = format!("a {finite}number {expected}");
+    let got = match value.abs() {
+        1e16.. => format!("{value:e}"),
+        _ => value.to_string(),
     };
-    let expected = format!("{finite}{expected}");
-    Err(invalid(format!("--{flag}"), expected, value))
+    Err(invalid(format!("--{flag}"), expected, got))
 }
 
 /// Rejects the first option that was `typed` and is absent from `decided`, because it has no

@@ -201,7 +201,11 @@ mod tests {
             ("--measured study --output o", 1, "--output has no effect"),
             ("--network 1gbe,absent.json", 1, "got absent.json"),
             ("--ranks 0", 1, "--ranks: expected 1 to 4096 ranks, got 0"),
-            ("--ranks-per-node 0", 1, "--ranks-per-node: expected 1 to"),
+            (
+                "--ranks-per-node 0",
+                1,
+                "--ranks-per-node: expected a whole number from 1 to",
+            ),
             (
                 "--profile a,b",
                 1,

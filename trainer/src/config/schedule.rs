@@ -91,11 +91,11 @@ impl ScheduleArgs {
             true => (0.3 * planned as f64, 0.04),
             false => (if planned >= 5 { 1.0 } else { 0.0 }, 0.1),
         };
-        let least = if is_one_cycle { "above" } else { "at least" };
+        let least = if is_one_cycle { "above" } else { "from" };
         let warmup_epochs = in_range(
             "warmup-epochs",
             *self.warmup_epochs.get_or_insert(default_warmup),
-            &format!("{least} 0 and less than the {planned} epochs of the schedule"),
+            &format!("{least} 0, below the {planned} epochs of the schedule"),
             |warmup| warmup < planned as f64 && (warmup > 0.0 || (warmup == 0.0 && !is_one_cycle)),
         )?;
         let start_factor = self.warmup_start_factor.unwrap_or(default_start);

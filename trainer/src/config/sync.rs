@@ -398,7 +398,7 @@ impl SyncArgs {
 /// If the timeout is 0.
 pub fn timeout(typed: Option<u64>) -> Result<Duration, ConfigError> {
     match typed.unwrap_or(DEFAULT_TIMEOUT) {
-        0 => Err(invalid("--timeout", "at least 1", 0)),
+        0 => Err(invalid("--timeout", "a whole number from 1", 0)),
         seconds => Ok(Duration::from_secs(seconds)),
     }
 }

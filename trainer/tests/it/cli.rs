@@ -589,15 +589,15 @@ const REFUSED: &str = "\
 --normalize-mean 0.5,0.5 --normalize-std 1,1 => --normalize-mean & three numbers & got 0.5,0.5
 --normalize-mean 0.5,0.5,0.5 --normalize-std 1,0,1 => --normalize-std & above 0
 --global-batch-size 64 --batch-size-per-rank 32 => contradicts --batch-size-per-rank & one of them
---global-batch-size 255 => 254, 256 & 2 rank(s) & --batch-size-per-rank
+--global-batch-size 255 => 254, 256 & 2 ranks times 1 accumulation step & --batch-size-per-rank
 --reduction exact --virtual-shards 8 --global-batch-size 12 => --global-batch-size 12 does not divide among 8 virtual shards: take 8, 16 or another --virtual-shards
---global-batch-size 0 => --global-batch-size & at least 1
---grad-accum-steps 0 => --grad-accum-steps & at least 1
+--global-batch-size 0 => --global-batch-size & a whole number from 1
+--grad-accum-steps 0 => --grad-accum-steps & a whole number from 1
 --bucket-mib 0 => --bucket-mib & MiB
 --learning-rate 0 => --learning-rate & above 0
 --learning-rate NaN => --learning-rate & got NaN
 --reference-batch-size 128 => no effect without --scale-learning-rate
---momentum 1 => --momentum & but not 1
+--momentum 1 => --momentum & below 1
 --nesterov --momentum 0 => --nesterov & --momentum 0 & above 0
 --weight-decay 0 --decay-norm-and-bias=false => --decay-norm-and-bias has no effect without a --weight-decay above 0
 --optimizer adamw --momentum 0.9 => --momentum has no effect without --optimizer sgd or lars & or remove --momentum
@@ -606,7 +606,7 @@ const REFUSED: &str = "\
 --optimizer lars --beta2 0.9 => --beta2 has no effect without --optimizer adamw or lamb
 --optimizer sgd --epsilon 1e-8 => --epsilon has no effect without --optimizer adamw or lamb
 --optimizer lamb --trust-coefficient 1 => --trust-coefficient has no effect without --optimizer lars
---optimizer adamw --beta1 1 => --beta1 & but not 1 & got 1
+--optimizer adamw --beta1 1 => --beta1 & below 1 & got 1
 --optimizer adamw --beta2 1.5 => --beta2 & 0 up to & got 1.5
 --optimizer adamw --epsilon 0 => --epsilon & above 1e-38 & got 0
 --optimizer lars --trust-coefficient 0 => --trust-coefficient & above 0
@@ -634,28 +634,28 @@ const REFUSED: &str = "\
 --reduction exact --virtual-shards 9223372036854775807 => --virtual-shards & to 65536
 --schedule multistep --epochs 9000000000000000000 --milestones 0 => --milestones & below the 9000000000000000000
 --cutmix 1 --device flex --input device => --cutmix contradicts --input device & --input host
---ema-decay 1 => --ema-decay & but not 1 & got 1
+--ema-decay 1 => --ema-decay & below 1 & got 1
 --ema-decay 0.9 --sync local-sgd => --ema-decay contradicts --sync local-sgd & --sync allreduce
---epochs 0 => --epochs & at least 1
+--epochs 0 => --epochs & a whole number from 1
 --milestones 2 => --milestones has no effect without --schedule multistep
 --gamma 0.5 --schedule one-cycle => --gamma has no effect without --schedule multistep or plateau
 --gamma 1 --schedule plateau => --gamma & below 1 with --schedule plateau, got 1
 --power 2 => --power has no effect without --schedule polynomial
 --power 11 --schedule polynomial => --power & at most 10, got 11
 --restart-epochs 3 => --restart-epochs has no effect without --schedule cosine-restarts
---restart-factor 0 --schedule cosine-restarts => --restart-factor & at least 1, got 0
+--restart-factor 0 --schedule cosine-restarts => --restart-factor & a whole number from 1, got 0
 --plateau-patience 3 --schedule multistep => --plateau-patience has no effect without --schedule plateau
---plateau-threshold 1 --schedule plateau => --plateau-threshold & but not 1, got 1
---log-every-seconds 0 => --log-every-seconds & at least 1, got 0
+--plateau-threshold 1 --schedule plateau => --plateau-threshold & below 1, got 1
+--log-every-seconds 0 => --log-every-seconds & a whole number from 1, got 0
 --schedule multistep --milestones 3,2 => ascending
 --schedule multistep --epochs 1 => --epochs & at least 2 with --schedule multistep
 --schedule multistep --milestones 5 => below the 5 of the run & got 5
---warmup-epochs 5 => less than the 5 epochs
+--warmup-epochs 5 => below the 5 epochs
 --threads 100000 => --threads & 1 to 1024 & got 100000
 --shapes-train 100000000000 => --shapes-train & 1 to 16777216
 --shapes-test 9223372036854775807 => --shapes-test & 1 to 16777216
 --model resnet9999998 => --model & at most 10000 layers & resnet9999998
---schedule-epochs 2 --warmup-epochs 3 => less than the 2 epochs
+--schedule-epochs 2 --warmup-epochs 3 => below the 2 epochs
 --schedule constant --schedule-epochs 3 => --schedule-epochs has no effect without --schedule cosine
 --schedule multistep --schedule-epochs 3 => --schedule-epochs has no effect without --schedule cosine
 --schedule one-cycle --warmup-epochs 0 => --warmup-epochs & above 0
@@ -695,13 +695,13 @@ const REFUSED: &str = "\
 --model wide-resnet28-10 --shortcut b => --shortcut contradicts --model wide-resnet28-10 & only residual networks
 --stochastic-depth 0.1 => --stochastic-depth contradicts --model resnet20 & only convnext-tiny and vit-tiny
 --model mobilenet-v2 --stochastic-depth 0 => --stochastic-depth contradicts --model mobilenet-v2
---model vit-tiny --stochastic-depth 1 => --stochastic-depth: expected 0 up to but not 1, got 1
+--model vit-tiny --stochastic-depth 1 => --stochastic-depth: expected a number from 0, below 1, got 1
 --model convnext-tiny --stochastic-depth nan => --stochastic-depth & got NaN
 --model resnet => --depth is missing
 --model resnet20 --depth 32 => contradicts
---dataset synthetic --image-size 5000 => --image-size: expected 8 to 4096, got 5000
---dataset synthetic --synthetic-classes 65537 => --synthetic-classes: expected 2 to 65536
---loader-threads 1025 => --loader-threads: expected 0 to 1024
+--dataset synthetic --image-size 5000 => --image-size: expected a whole number from 8 to 4096, got 5000
+--dataset synthetic --synthetic-classes 65537 => --synthetic-classes: expected a whole number from 2 to 65536
+--loader-threads 1025 => --loader-threads: expected a whole number from 0 to 1024
 --reduction nccl --compress bf16 => --compress contradicts --reduction nccl";
 
 #[test]
@@ -884,7 +884,7 @@ fn a_measurement_refuses_what_its_step_would_not_do() {
         (
             "--batch-size-per-rank 1048577",
             1,
-            &["--batch-size-per-rank: expected 1 to 1048576, got 1048577"],
+            &["--batch-size-per-rank: expected a whole number from 1 to 1048576, got 1048577"],
         ),
         (
             "--model vit-tiny --export-job d",
@@ -989,7 +989,7 @@ fn eval_needs_exactly_one_source_of_weights_and_what_that_source_does_not_tell()
         (
             "--checkpoint c --batch-size-per-rank 9223372036854775807",
             Some(&trained),
-            "--batch-size-per-rank: expected 1 to 1048576",
+            "--batch-size-per-rank: expected a whole number from 1 to 1048576",
         ),
     ] {
         let error = EvalConfig::resolve(&eval_args(flags), &Family::BUILT_IN, of_run)
@@ -1141,7 +1141,7 @@ fn the_program_ends_with_code_2_and_a_remedy_on_wrong_usage() {
         ("config --milestones 2", "--schedule multistep"),
         (
             "train --weight-decay -1",
-            "--weight-decay: expected 0 or more, got -1",
+            "--weight-decay: expected a number from 0, got -1",
         ),
         ("eval --weights w", "--model is missing"),
         ("predict a.png", "--checkpoint"),

@@ -402,7 +402,7 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
     });
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(
-        text.contains("--shapes-test: expected 1 to 16777216"),
+        text.contains("--shapes-test: expected a whole number from 1 to 16777216"),
         "{text}"
     );
     let folder = with_config(&run, |config| {
@@ -433,7 +433,7 @@ fn what_a_checkpoint_claims_beyond_its_weights_is_refused_before_memory_is_asked
     });
     let text = alone(folder.path(), &[]).unwrap_err();
     assert!(
-        text.contains("--loader-threads: expected 0 to 1024"),
+        text.contains("--loader-threads: expected a whole number from 0 to 1024"),
         "{text}"
     );
 }

@@ -324,7 +324,7 @@ fn a_wrong_command_of_many_ranks_is_one_error_and_nothing_is_started_or_written(
     for (words, expected) in [
         (
             "launch -n 2 -- train --epochs 0",
-            "error: --epochs: expected at least 1, got 0",
+            "error: --epochs: expected a whole number from 1, got 0",
         ),
         ("launch -n 2 -- train --epoch 1", "'--epochs'"),
         ("launch -n 2 -- bench --epochs 1", "--epochs for `train`"),

@@ -10,6 +10,8 @@ use clap::Command;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::config::options::range_in_words;
+
 /// Flags of PyTorch's and timm's scripts, Lightning, torchrun and Ultralytics, without dashes, and
 /// the equivalents of this program.
 const HABITS: &str = include_str!("habits.txt");
@@ -37,10 +39,16 @@ pub(super) fn explained(mut error: clap::Error, definitions: &Command) -> clap::
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
         return error;
     };
-    if let Some(expected) = expected_number(&error)
+    let flag = argument.split(' ').next().unwrap_or(argument);
+    if let Some(expected) = expected_value(&error, flag)
         && let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
     {
-        let message = format!("{argument}: expected {expected}, got `{value}`\n");
+        let got = if value.is_empty() {
+            "an empty value"
+        } else {
+            value
+        };
+        let message = format!("{flag}: expected {expected}, got {got}\n");
         return clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(definitions);
     }
     if error.kind() != ErrorKind::UnknownArgument {
@@ -54,16 +62,24 @@ pub(super) fn explained(mut error: clap::Error, definitions: &Command) -> clap::
     error
 }
 
-/// Returns the expected number, if the value of a flag is none.
-fn expected_number(error: &clap::Error) -> Option<&'static str> {
+/// Returns the expected value of a flag, in the words of its range or of its parser.
+fn expected_value(error: &clap::Error, flag: &str) -> Option<String> {
     let source = error.source()?;
+    let range = || range_in_words(flag.trim_start_matches('-'));
     if source.is::<ParseFloatError>() {
-        return Some("a number, such as 0.1");
+        return Some(range().unwrap_or_else(|| "a number, such as 0.1".to_owned()));
     }
-    let kind = source.downcast_ref::<ParseIntError>()?.kind();
-    match kind {
-        IntErrorKind::PosOverflow => Some("a smaller number"),
-        _ => Some("a whole number from 0"),
+    match source
+        .downcast_ref::<ParseIntError>()
+        .map(ParseIntError::kind)
+    {
+        Some(IntErrorKind::PosOverflow) => Some("a smaller number".to_owned()),
+        Some(_) => Some(range().unwrap_or_else(|| "a whole number from 0".to_owned())),
+        None => {
+            let text = source.to_string();
+            let expected = text.strip_prefix("expected ")?.split(", got ").next();
+            expected.map(str::to_owned)
+        }
     }
 }
 
@@ -138,10 +154,21 @@ mod tests {
             );
         }
         for (words, expected) in [
-            ("--seed 1e9", "expected a whole number from 0, got `1e9`"),
+            (
+                "--seed 1e9",
+                "--seed: expected a whole number from 0, got 1e9\n",
+            ),
+            (
+                "--epochs=",
+                "--epochs: expected a whole number from 1, got an empty value",
+            ),
+            (
+                "--threads 1e3",
+                "--threads: expected a whole number from 1 to 1024, got 1e3",
+            ),
             (
                 "--learning-rate x",
-                "expected a number, such as 0.1, got `x`",
+                "--learning-rate: expected a number above 0, got x",
             ),
         ] {
             let text = refusal(&format!("trainer train {words}"));
