@@ -15,10 +15,12 @@ use burn::module::ParamGroup;
 use burn::optim::{LionConfig, LionState, ModuleOptimizer, Optimizer};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Tensor};
+use clap::Args;
 use datasets::{DatasetError, DatasetSplits, ImageDataset, ImageShape, Normalization, Targets};
+use serde::{Deserialize, Serialize};
 use trainer::commands::program::program;
 use trainer::config::cli::ModelArgs;
-use trainer::config::{ConfigError, ModelOption};
+use trainer::config::{ConfigError, ModelOption, invalid};
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::loss::Loss;
 use trainer::model::metric::Metric;
@@ -160,24 +162,40 @@ impl ImageDataset for Stripes {
     }
 }
 
+/// The flags of `trainer`'s networks, and a flag of the loss.
+#[derive(Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct PartsArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    network: ModelArgs,
+
+    /// Exponent of the focal loss; 0 is cross entropy [default: 2]
+    #[arg(long, value_name = "EXPONENT")]
+    focal_gamma: Option<f64>,
+}
+
 /// The networks of `trainer` with these custom parts.
 pub(crate) struct OwnParts;
 
 impl ModelFamily for OwnParts {
     const NAME: &'static str = "resnet-with-own-parts";
     const OPTIONS: &'static [ModelOption] = ModelOption::ALL;
-    type Args = ModelArgs;
+    type Args = PartsArgs;
     type Model = Network;
 
-    fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
-        NetworkFamily::fill(args)
+    fn fill(args: &mut PartsArgs) -> Result<(), ConfigError> {
+        match *args.focal_gamma.get_or_insert(2.0) {
+            0.0..=10.0 => NetworkFamily::fill(&mut args.network),
+            got => Err(invalid("--focal-gamma", "a number from 0 to 10", got)),
+        }
     }
 
-    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> Result<Network> {
-        NetworkFamily::build(args, request)
+    fn build(args: &PartsArgs, request: &ModelRequest<'_>) -> Result<Network> {
+        NetworkFamily::build(&args.network, request)
     }
 
-    fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
+    fn optimizer(_: &PartsArgs) -> Option<ModuleOptimizer> {
         // One of burn's optimizers updates the classifier.
         let classifier = ParamGroup::from_predicate("linear");
         Some(ModuleOptimizer::from(Signum { beta: 0.9 }).with_group(
@@ -187,15 +205,17 @@ impl ModelFamily for OwnParts {
         ))
     }
 
-    fn loss(_: &ModelArgs, _: Arc<dyn Loss>) -> Arc<dyn Loss> {
-        Arc::new(Focal { gamma: 2.0 })
+    fn loss(args: &PartsArgs, _: Arc<dyn Loss>) -> Arc<dyn Loss> {
+        Arc::new(Focal {
+            gamma: args.focal_gamma.unwrap_or(2.0),
+        })
     }
 
-    fn metrics(_: &ModelArgs, num_classes: usize) -> Vec<Arc<dyn Metric>> {
+    fn metrics(_: &PartsArgs, num_classes: usize) -> Vec<Arc<dyn Metric>> {
         vec![Arc::new(MeanClassAccuracy { num_classes })]
     }
 
-    fn dataset(_: &ModelArgs) -> Result<Option<DatasetSplits>> {
+    fn dataset(_: &PartsArgs) -> Result<Option<DatasetSplits>> {
         let split = |len| Arc::new(Stripes(len, vec!["across".into(), "along".into()]));
         Ok(Some(DatasetSplits::of_two(
             split(960),

@@ -11,14 +11,14 @@ use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn_resnet::{Head, load_weights_with, save_safetensors};
 use datasets::DatasetSplits;
 use distributed::replica::{ParameterLayout, read};
-use trainer::config::cli::{ModelArgs, TrainArgs};
+use trainer::config::cli::TrainArgs;
 use trainer::config::{ConfigError, ModelOption};
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::network::{Network, NetworkFamily};
 use trainer::run::checkpoint::find;
 
 use crate::fixture::{Run, TINY, flags};
-use example::OwnParts;
+use example::{OwnParts, PartsArgs};
 
 const OWN: &str = "--model resnet8 --dataset custom --limit-train 96 --limit-test 40 --global-batch-size 24 --epochs 2";
 
@@ -87,14 +87,14 @@ struct Other<const CLASSES_LESS: usize>;
 impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {
     const NAME: &'static str = OwnParts::NAME;
     const OPTIONS: &'static [ModelOption] = OwnParts::OPTIONS;
-    type Args = ModelArgs;
+    type Args = PartsArgs;
     type Model = Network;
 
-    fn fill(args: &mut ModelArgs) -> Result<(), ConfigError> {
+    fn fill(args: &mut PartsArgs) -> Result<(), ConfigError> {
         OwnParts::fill(args)
     }
 
-    fn build(args: &ModelArgs, request: &ModelRequest<'_>) -> anyhow::Result<Network> {
+    fn build(args: &PartsArgs, request: &ModelRequest<'_>) -> anyhow::Result<Network> {
         OwnParts::build(
             args,
             &ModelRequest {
@@ -104,13 +104,31 @@ impl<const CLASSES_LESS: usize> ModelFamily for Other<CLASSES_LESS> {
         )
     }
 
-    fn optimizer(_: &ModelArgs) -> Option<ModuleOptimizer> {
+    fn optimizer(_: &PartsArgs) -> Option<ModuleOptimizer> {
         Some(AdamWConfig::new().init())
     }
 
-    fn dataset(args: &ModelArgs) -> anyhow::Result<Option<DatasetSplits>> {
+    fn dataset(args: &PartsArgs) -> anyhow::Result<Option<DatasetSplits>> {
         OwnParts::dataset(args)
     }
+}
+
+#[test]
+fn a_flag_of_an_own_loss_changes_the_loss_and_stands_among_the_options() {
+    let with_gamma = |gamma: f64| {
+        let mut args = flags(&[OWN]);
+        let model = format!("model = \"resnet8\"\nfocal-gamma = {gamma:?}");
+        args.model = toml::from_str(&model).unwrap();
+        Run::in_new_directory().try_go_as::<OwnParts>(1, &args)
+    };
+    let run = with_gamma(0.0).unwrap();
+    assert_ne!(run.parameter_hash(), own(1, "").parameter_hash());
+    let options = fs::read_to_string(run.directory().join("run.toml")).unwrap();
+    assert!(options.contains("focal-gamma = 0.0"), "{options}");
+    assert_eq!(
+        format!("{:#}", with_gamma(11.0).unwrap_err()),
+        "--focal-gamma: expected a number from 0 to 10, got 11"
+    );
 }
 
 #[test]
