@@ -71,7 +71,7 @@ Builds the trainer for CUDA without LLVM, as `test --only cuda` does (about 25 m
 nothing is compiled yet), and packs it with the scripts of lab/peers/gpu into target/gpu-check. With a GPU
 it runs them; otherwise copy the folder to a machine with one and run ./gpu-check.sh there: eight
 minutes at most, four with --quick. With Open MPI here, the folder has its launcher and libraries, for
-two processes on one GPU. docs/gpu.md explains the output. --data-dir names a folder with
+two processes on one GPU. docs/reference/gpu-check.md explains the output. --data-dir names a folder with
 resnet20-12fca82f.th and CIFAR-10's test_batch.bin, for the check known-answer.";
 
 /// Flags of `cargo xtask gpu-check`.

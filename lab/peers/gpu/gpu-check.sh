@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks and measures the GPU of this machine with the files in this folder. Needs bash, python3
 # with PyTorch, and a driver.
-# ./gpu-check.sh [--quick] [--output FILE.json] [--python PROGRAM]: see docs/gpu.md.
+# ./gpu-check.sh [--quick] [--output FILE.json] [--python PROGRAM]: see docs/reference/gpu-check.md.
 set -u
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=python3
