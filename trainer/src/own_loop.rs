@@ -353,9 +353,10 @@ impl<M: Module> OwnLoop<M> {
         self.pass(&context, true, loss)?;
         self.is_in_step = false;
         let end = self.stepper.update(&context, &parts, &self.times.timer)?;
-        let own = end.scores.unwrap_or_default();
         self.is_saved = false;
         self.should_stop |= end.stop;
+        let num_samples = end.num_samples;
+        let own = end.scores().unwrap_or_default();
         self.learning_rate = learning_rate;
         let duration = self.since.elapsed();
         let step = self.progress.step;
@@ -369,11 +370,11 @@ impl<M: Module> OwnLoop<M> {
             learning_rate,
             duration,
             seconds: self.times.timer.take_step(),
-            global_num_samples: end.num_samples,
+            global_num_samples: num_samples,
             time_left: None,
         };
         self.progress_file.step(&line, self.progress.step);
-        self.times.add_step(step, end.num_samples, duration);
+        self.times.add_step(step, num_samples, duration);
         self.own += own;
         self.checkpointer.look()?;
         self.since = Instant::now();

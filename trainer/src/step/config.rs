@@ -12,6 +12,7 @@ use crate::config::{LossScaling, OptimizerChoice, RateFactor, SyncMethod, SyncSe
 use crate::model::parts::is_within;
 use crate::step::gradient_noise::NoiseBatches;
 use crate::step::host::CustomOptimizer;
+use crate::step::loss_scale::LossScale;
 use crate::step::sync_plan::{meets_after, staleness};
 
 /// The configuration of a rank's steps, without model and data.
@@ -142,10 +143,10 @@ pub(super) struct Step {
     pub(super) divisor: usize,
     /// Factor that turns the mean over samples into the mean by their weights, unless it is 1.
     pub(super) weight_factor: Option<f64>,
-    /// Factor on the loss that is differentiated, a power of two.
-    pub(super) loss_scale: u32,
-    /// True if the step is skipped if something is not finite, so that it must not take effect
-    /// before.
+    /// Factor on the loss that is differentiated; on a device, that of the last step whose results
+    /// are known.
+    pub(super) loss_scale: LossScale,
+    /// True if the step is skipped if something is not finite.
     pub(super) can_skip: bool,
 }
 

@@ -15,7 +15,8 @@ use distributed::watchdog::Phase;
 
 use super::config::{Step, StepConfig, StepContext, SyncMode};
 use super::host::HostReplica;
-use super::{Replica, StepEnd, StepOutcome, Stepper, host_replica};
+use super::loss_scale::LossScale;
+use super::{Replica, StepEnd, StepOutcome, StepResults, Stepper, host_replica};
 use crate::measure::timer::Timer;
 use crate::model::{floats, parts};
 
@@ -93,7 +94,9 @@ impl<M: Module> Stepper<M> {
     ) -> Result<StepEnd> {
         let (model, host, config) = self.on_host();
         let agreed = host.update(model, &step(context), parts, config, timer)?;
-        self.end(Some(agreed), StepOutcome::Updated, timer)
+        let scores = host.take_scores();
+        let results = StepResults::new(context.step, StepOutcome::Updated, scores);
+        Ok(self.end(agreed, Some(results)))
     }
 
     /// Checks that an update can be limited to these parts of the model.
@@ -127,7 +130,7 @@ fn step(context: &StepContext) -> Step {
         num_global: None,
         divisor: 1,
         weight_factor: None,
-        loss_scale: 1,
+        loss_scale: LossScale::default(),
         can_skip: false,
     }
 }

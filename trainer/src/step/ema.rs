@@ -48,15 +48,19 @@ impl Ema {
         Self { decay, average }
     }
 
-    /// Adds the parameters after an update.
+    /// Adds the parameters after a step, if it updated them.
     pub fn update<M: Module>(&mut self, stepper: &Stepper<M>) {
         match (&mut self.average, stepper.device_parameters()) {
             (Average::Device(device), Some((parameters, _))) => {
                 let average = &mut device.0;
                 let distance = parameters - average.clone();
-                *average = average.clone() + distance * (1.0 - self.decay);
+                let moved = average.clone() + distance * (1.0 - self.decay);
+                *average = stepper.if_updated(average.clone(), moved);
             }
-            (Average::Host(average), _) => add(average, self.decay, &stepper.parameters()),
+            (Average::Host(average), _) if stepper.has_updated => {
+                add(average, self.decay, &stepper.parameters());
+            }
+            (Average::Host(_), _) => {}
             (Average::Device(_), None) => unreachable!("a stepper's replica stays where it is"),
         }
     }

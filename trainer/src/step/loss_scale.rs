@@ -64,9 +64,23 @@ impl LossScale {
         self.is_dynamic
     }
 
+    /// False if the factor stays 1.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.is_dynamic || self.factor != 1
+    }
+
     /// Steps of the run that were skipped because gradients overflowed.
     pub fn num_overflows(&self) -> u64 {
         self.num_overflows
+    }
+
+    /// Returns the scale after each possible outcome of a step: an update, an overflow, a loss that
+    /// is not finite.
+    pub(super) fn after_each(self) -> [Self; 3] {
+        let [mut updated, mut overflowed] = [self; 2];
+        updated.note_good_step();
+        overflowed.note_overflow();
+        [updated, overflowed, self]
     }
 
     /// Counts a step with finite gradients.

@@ -21,6 +21,7 @@ mod config;
 mod custom;
 mod device;
 mod host;
+mod results;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -46,8 +47,9 @@ use self::host::HostReplica;
 pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
+pub use self::results::{StepEnd, StepOutcome, StepResults};
 use crate::config::{OnOff, OptimizerChoice, SyncMethod, UpdateKind};
-use crate::measure::metrics::{ScoreSums, StepTraffic};
+use crate::measure::metrics::StepTraffic;
 use crate::measure::timer::Timer;
 use crate::task::{BatchOf, PassSize, Task, UnreadPass};
 
@@ -58,7 +60,10 @@ pub struct Stepper<M> {
     replica: Replica,
     /// True if the model's layers take a pass context.
     supports_pass_context: bool,
+    /// On a device, that after the last step whose results are known.
     loss_scale: LossScale,
+    /// False if the last step whose results are known was skipped.
+    has_updated: bool,
     statistics: ParameterLayout,
     layout: ParameterLayout,
     traffic: StepTraffic,
@@ -77,34 +82,6 @@ enum Replica {
     Host(Box<HostReplica>),
     /// On the device of this rank.
     Device(Box<DeviceReplica>),
-}
-
-/// The end of a step.
-#[derive(Clone, Debug)]
-pub struct StepEnd {
-    /// True if the ranks agreed to stop after the step; identical on all ranks. If the device
-    /// updates and no step is skipped, a request comes a step late.
-    pub stop: bool,
-    /// Samples of all ranks, if the ranks sent headers; otherwise 0.
-    pub num_samples: u64,
-    /// Identical on all ranks.
-    pub outcome: StepOutcome,
-    /// Scores of this rank that were not returned before; `None` for a skipped step, or without
-    /// samples on this rank. If the device updates, these are the scores of an earlier step, and
-    /// [`Stepper::wait`] waits for those of this one.
-    pub scores: Option<ScoreSums>,
-}
-
-/// The outcome of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepOutcome {
-    /// The parameters changed.
-    Updated,
-    /// A loss or gradient was not finite, for this reason; nothing changed.
-    Skipped(String),
-    /// Scaled gradients overflowed; only the loss scale changed, which is halved to this value. The
-    /// losses count.
-    Overflowed(LossScale),
 }
 
 impl<M: Module> Stepper<M> {
@@ -158,6 +135,7 @@ impl<M: Module> Stepper<M> {
             replica,
             supports_pass_context,
             loss_scale: LossScale::new(config.loss_scale),
+            has_updated: true,
             statistics: ParameterLayout::statistics(&model),
             layout: ParameterLayout::new(&model),
             traffic: StepTraffic::default(),
@@ -181,8 +159,8 @@ impl<M: Module> Stepper<M> {
     ///
     /// # Errors
     /// If a loss or gradient is not finite on any rank (before the update, on all ranks)
-    /// and such steps are not skipped, or ranks drifted apart. If the device updates and no step is
-    /// skipped, the first error comes a step late, or from [`wait`](Self::wait).
+    /// and such steps are not skipped, or ranks drifted apart. If the device updates, the first
+    /// error comes a step late, or from [`wait`](Self::wait).
     ///
     /// # Collective
     /// Must be called by all ranks, with equal contexts except for `stop` and
@@ -196,26 +174,24 @@ impl<M: Module> Stepper<M> {
     ) -> Result<StepEnd> {
         timer.begin_step(context.epoch, context.step);
         let step = self.plan(context, &loaded);
-        if let Replica::Device(device) = &mut self.replica {
-            let replayed =
-                device.replay(task, &mut self.model, &loaded.micro_batches, &step, timer);
-            if replayed.map_err(|error| self.with_loss_scale_hint(error))? {
-                self.loss_scale.note_good_step();
-                return self.end(None, StepOutcome::Updated, timer);
-            }
+        if let Replica::Device(device) = &mut self.replica
+            && device.replay(task, &mut self.model, &loaded.micro_batches, &step, timer)?
+        {
+            return self.end_on_device(timer);
         }
         // A forward pass changes norm statistics; a skipped step restores them.
         let saved = step
             .can_skip
             .then(|| tensors(&self.model, &self.statistics, ElementOrder::Module));
-        if let Replica::Host(host) = &mut self.replica {
-            host.begin(&self.model, &step);
+        match &mut self.replica {
+            Replica::Host(host) => host.begin(&self.model, &step),
+            Replica::Device(device) => device.begin(&step),
         }
         for (index, micro) in loaded.micro_batches.into_iter().enumerate() {
             let micro_step = MicroStepConfig {
                 // A power of two, so dividing before the sum over the ranks gives the bits of
                 // dividing after it; and the state of compression does not depend on the scale.
-                weight: (1.0 / f64::from(step.loss_scale)) as f32,
+                weight: (1.0 / f64::from(step.loss_scale.factor())) as f32,
                 // An exact sum keeps the gradients of every micro-step apart.
                 slot: if matches!(self.config.sync.method, SyncMethod::Exact { .. }) {
                     index
@@ -237,30 +213,51 @@ impl<M: Module> Stepper<M> {
                 Replica::Device(device) => device.backward(&self.model, loss, &step),
             }
         }
-        let updated = match &mut self.replica {
-            Replica::Host(host) => {
-                let updated = host.update(&mut self.model, &step, &[], &self.config, timer);
-                updated.map(Some)
-            }
+        let host = match &mut self.replica {
+            Replica::Host(host) => host,
             Replica::Device(device) => {
-                let updated = device.update(&mut self.model, &step, timer);
-                updated.map(|()| None)
+                device.update(&mut self.model, &step, timer)?;
+                if let Some(saved) = saved {
+                    let new = tensors(&self.model, &self.statistics, ElementOrder::Module);
+                    let kept = device.optimizer.if_updated(saved, new);
+                    self.set_statistics(kept);
+                }
+                return self.end_on_device(timer);
             }
         };
-        match updated {
+        let updated = host.update(&mut self.model, &step, &[], &self.config, timer);
+        let scores = host.take_scores();
+        let (agreed, outcome) = match updated {
             Ok(agreed) => {
                 self.loss_scale.note_good_step();
-                self.end(agreed, StepOutcome::Updated, timer)
+                (agreed, StepOutcome::Updated)
             }
             Err(error) => {
+                let agreed = host.agreed();
                 let outcome = self.skip(error)?;
                 if let Some(saved) = saved {
-                    let order = ElementOrder::Module;
-                    self.model = replace(self.model.clone(), &self.statistics, order, saved);
+                    self.set_statistics(saved);
                 }
-                self.end(None, outcome, timer)
+                (agreed, outcome)
             }
-        }
+        };
+        let results = StepResults::new(context.step, outcome, scores);
+        Ok(self.end(agreed, Some(results)))
+    }
+
+    /// Ends a step whose results the device may still be computing.
+    fn end_on_device(&mut self, timer: &Timer) -> Result<StepEnd> {
+        let results = self.receive(device::MOST_UNREAD, timer)?;
+        let agreed = match &mut self.replica {
+            Replica::Host(host) => host.agreed(),
+            Replica::Device(device) => device.agreed(),
+        };
+        Ok(self.end(agreed, results))
+    }
+
+    fn set_statistics(&mut self, statistics: Vec<Tensor<1>>) {
+        let order = ElementOrder::Module;
+        self.model = replace(self.model.clone(), &self.statistics, order, statistics);
     }
 
     fn plan<B>(&self, context: StepContext, loaded: &LoadedStep<B>) -> Step {
@@ -293,9 +290,13 @@ impl<M: Module> Stepper<M> {
             num_global: Some(loaded.global_num_samples),
             divisor,
             weight_factor: weight_factor.filter(|factor| *factor != 1.0),
-            loss_scale: self.loss_scale.factor(),
-            can_skip: self.config.skips_non_finite || self.loss_scale.is_dynamic(),
+            loss_scale: self.loss_scale,
+            can_skip: self.can_skip(),
         }
+    }
+
+    fn can_skip(&self) -> bool {
+        self.config.skips_non_finite || self.loss_scale.is_dynamic()
     }
 
     /// Runs the forward pass of one micro-batch and returns the loss to differentiate. Without
@@ -340,43 +341,53 @@ impl<M: Module> Stepper<M> {
             Some(factor) => loss_sum.mul_scalar(factor),
             None => loss_sum,
         };
-        let factor = f64::from(step.loss_scale) / step.divisor as f64;
-        Ok(Some(loss_sum.mul_scalar(factor)))
+        let scale = match &self.replica {
+            Replica::Host(_) => f64::from(step.loss_scale.factor()),
+            // The device multiplies by the scale that it chose.
+            Replica::Device(_) => 1.0,
+        };
+        Ok(Some(loss_sum.mul_scalar(scale / step.divisor as f64)))
     }
 
-    /// Ends a step; `agreed` is what the update returned, or the replica is asked.
-    fn end(
-        &mut self,
-        agreed: Option<Agreed>,
-        outcome: StepOutcome,
-        timer: &Timer,
-    ) -> Result<StepEnd> {
-        let scores = match &mut self.replica {
-            Replica::Host(host) => {
-                let scores = std::mem::take(&mut host.scores.sums);
-                Ok((scores.num_samples > 0).then_some(scores))
-            }
-            Replica::Device(device) => device.receive(device::MOST_UNREAD, timer),
-        };
-        let scores = scores.map_err(|error| self.with_loss_scale_hint(error))?;
-        let mut agreed = agreed.unwrap_or_else(|| match &mut self.replica {
-            Replica::Host(host) => host.agreed(),
-            Replica::Device(device) => device.agreed(),
-        });
-        if outcome != StepOutcome::Updated {
+    /// Ends a step, with the results that became known.
+    fn end(&mut self, mut agreed: Agreed, results: Option<StepResults>) -> StepEnd {
+        let outcome = results.as_ref().map(|results| &results.outcome);
+        self.has_updated = outcome.is_none_or(|outcome| *outcome == StepOutcome::Updated);
+        if !self.has_updated {
             // The losses of compression count only if the gradients are finite.
             agreed.traffic.input_squared = 0.0;
             agreed.traffic.error_squared = 0.0;
         }
         self.traffic.num_steps += 1;
         self.traffic.total += agreed.traffic;
-        let counts = !matches!(outcome, StepOutcome::Skipped(_));
-        Ok(StepEnd {
+        StepEnd {
             stop: agreed.stop,
             num_samples: agreed.num_samples,
-            outcome,
-            scores: if counts { scores } else { None },
-        })
+            results,
+        }
+    }
+
+    /// Waits until at most `most_unread` steps of the device are unread. Returns the results of the
+    /// other one, if there is one.
+    fn receive(&mut self, most_unread: usize, timer: &Timer) -> Result<Option<StepResults>> {
+        let Replica::Device(device) = &mut self.replica else {
+            return Ok(None);
+        };
+        let Some(received) = device.receive(most_unread, timer)? else {
+            return Ok(None);
+        };
+        let outcome = match received.non_finite {
+            None => {
+                self.loss_scale.note_good_step();
+                StepOutcome::Updated
+            }
+            Some(error) => {
+                device.note_skip();
+                self.skip(error.into())?
+            }
+        };
+        let results = StepResults::new(received.step, outcome, received.scores);
+        Ok(Some(results))
     }
 
     /// Returns the outcome of a step in which a value was not finite.
@@ -407,18 +418,16 @@ impl<M: Module> Stepper<M> {
         }
     }
 
-    /// Waits for the results of all steps so far; returns the scores that [`step`](Self::step) has
-    /// not.
+    /// Waits for the results of all steps so far; returns those that [`step`](Self::step) has not.
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// If a loss or gradient in one of them was not finite.
-    pub fn wait(&mut self, timer: &Timer) -> Result<Option<ScoreSums>> {
-        let scores = match &mut self.replica {
-            Replica::Host(_) => Ok(None),
-            Replica::Device(device) => device.wait(&mut self.model, timer),
-        };
-        scores.map_err(|error| self.with_loss_scale_hint(error))
+    /// If a loss or gradient in one of them was not finite and such steps are not skipped.
+    pub fn wait(&mut self, timer: &Timer) -> Result<Option<StepResults>> {
+        if let Replica::Device(device) = &mut self.replica {
+            device.update_model(&mut self.model);
+        }
+        self.receive(0, timer)
     }
 
     /// Returns the model in training.
@@ -450,6 +459,17 @@ impl<M: Module> Stepper<M> {
         match &self.replica {
             Replica::Host(_) => None,
             Replica::Device(device) => Some(device.optimizer.flat_parameters()),
+        }
+    }
+
+    /// Returns `after` if the device updated its parameters in the last step, otherwise `before`.
+    fn if_updated(&self, before: Tensor<1>, after: Tensor<1>) -> Tensor<1> {
+        match &self.replica {
+            Replica::Device(device) if self.can_skip() => {
+                let mut kept = device.optimizer.if_updated(vec![before], vec![after]);
+                kept.swap_remove(0)
+            }
+            _ => after,
         }
     }
 
@@ -570,7 +590,7 @@ impl<M: Module> Stepper<M> {
         }
     }
 
-    /// Returns the factor on the next step's loss.
+    /// Returns the factor on the next step's loss, after [`wait`](Self::wait) if the device updates.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
     }

@@ -123,3 +123,14 @@ fn an_average_on_the_device_is_that_in_main_memory_and_survives_a_resume_there()
         (device.parameter_hash(), loss(&device))
     );
 }
+
+#[test]
+fn steps_that_a_device_skips_leave_the_average_at_the_initial_parameters() {
+    // The gradient of every step overflows f16.
+    let overflows = "--device flex --update device --dtype f16 --loss-scale 16777216 --shapes-train 10 --global-batch-size 2 --epochs 1";
+    let skips = "--on-non-finite skip --max-skipped-steps 1000";
+    let run = run(2, &averaging(&format!("{overflows} {skips}")));
+    assert_eq!(run.last_record().skipped_steps, 5);
+    let initial = parameters(&network());
+    assert_eq!(saved(&run, 5), (initial.clone(), initial));
+}

@@ -8,8 +8,8 @@ use burn::tensor::Device;
 use burn_resnet::{Activations, Computation, ResNetConfig};
 use datasets::{Augment, LoadedStep, ShardConfig};
 use distributed::{Communicator, run_ranks};
-use trainer::config::LossScaling;
 use trainer::config::cli::TrainArgs;
+use trainer::config::{LossScaling, SyncSection, UpdateKind};
 use trainer::run::checkpoint::Checkpoint;
 use trainer::step::loss_scale::LossScale;
 use trainer::step::{StepConfig, StepOutcome};
@@ -136,7 +136,11 @@ fn steps(rank: usize) -> Vec<LoadedStep> {
     crate::stepper_under_test::steps(shard, 1, Augment::None)
 }
 
-fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> StepperUnderTest {
+fn stepper(
+    communicator: Arc<dyn Communicator>,
+    loss_scale: LossScaling,
+    update: UpdateKind,
+) -> StepperUnderTest {
     let f16 = Computation {
         activations: Activations::F16,
         ..Computation::default()
@@ -147,6 +151,10 @@ fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> Step
         model,
         StepConfig {
             loss_scale,
+            sync: SyncSection {
+                update,
+                ..SyncSection::default()
+            },
             ..step_config()
         },
         communicator,
@@ -156,10 +164,16 @@ fn stepper(communicator: Arc<dyn Communicator>, loss_scale: LossScaling) -> Step
 
 #[test]
 fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() {
-    let ranks = run_ranks(2, |communicator| {
+    let [host, device] = [UpdateKind::Host, UpdateKind::Device].map(overflows_from_the_largest);
+    assert_eq!(host, device);
+}
+
+/// Trains two ranks. Returns the steps that overflowed and the last scale.
+fn overflows_from_the_largest(update: UpdateKind) -> (Vec<bool>, LossScale) {
+    let mut ranks = run_ranks(2, |communicator| {
         let communicator: Arc<dyn Communicator> = Arc::new(communicator);
         let rank = communicator.rank();
-        let mut stepper = stepper(communicator, LossScaling::Dynamic);
+        let mut stepper = stepper(communicator, LossScaling::Dynamic, update);
         // The largest possible scale, at which every gradient overflows f16.
         let largest =
             r#"{"is_dynamic":true,"factor":16777216,"num_good_steps":0,"num_overflows":0}"#;
@@ -170,10 +184,13 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
         let mut overflows = Vec::new();
         for (index, loaded) in steps(rank).into_iter().enumerate() {
             let (before, scale) = (stepper.state(), stepper.loss_scale().factor());
-            let end = stepper.step(index, loaded).unwrap();
-            let overflowed = end.outcome == StepOutcome::Overflowed(stepper.loss_scale());
-            assert!(overflowed || end.outcome == StepOutcome::Updated, "{end:?}");
-            let scores = end.scores.unwrap();
+            let results = stepper.complete(index, loaded).unwrap();
+            let overflowed = results.outcome == StepOutcome::Overflowed(stepper.loss_scale());
+            assert!(
+                overflowed || results.outcome == StepOutcome::Updated,
+                "{results:?}"
+            );
+            let scores = results.scores.unwrap();
             assert_eq!(scores.num_samples, 1, "the loss of every step counts");
             assert!(scores.loss_sum.is_finite());
             assert_eq!(stepper.state() == before, overflowed, "step {index}");
@@ -191,12 +208,13 @@ fn an_overflow_is_left_out_on_all_ranks_the_scale_halves_and_training_goes_on() 
         (overflows, stepper.loss_scale(), parameters)
     });
     assert_eq!(ranks[0], ranks[1]);
-    let (overflows, scale, _) = &ranks[0];
+    let (overflows, scale, _) = ranks.swap_remove(0);
     assert!(overflows[0] && !overflows[NUM_STEPS - 1], "{overflows:?}");
     assert_eq!(
         scale.num_overflows(),
         overflows.iter().filter(|overflowed| **overflowed).count() as u64
     );
+    (overflows, scale)
 }
 
 #[test]
@@ -216,12 +234,14 @@ fn an_overflow_at_a_fixed_scale_and_a_loss_that_is_not_finite_end_the_run() {
         f32::NAN,
         &["step 1", "loss is NaN there"][..],
     );
-    for (scaling, pixel, parts) in [fixed, dynamic] {
+    let cases = [fixed, dynamic].into_iter();
+    let updates = [UpdateKind::Host, UpdateKind::Device];
+    for ((scaling, pixel, parts), update) in cases.flat_map(|case| updates.map(|at| (case, at))) {
         let errors = run_ranks(2, |communicator| {
             let communicator: Arc<dyn Communicator> = Arc::new(communicator);
             let loaded = with_bad_pixel(steps(communicator.rank()).swap_remove(0), pixel);
-            let mut stepper = stepper(communicator, scaling);
-            let error = stepper.step(0, loaded).unwrap_err();
+            let mut stepper = stepper(communicator, scaling, update);
+            let error = stepper.complete(0, loaded).unwrap_err();
             assert_eq!(stepper.loss_scale(), LossScale::new(scaling));
             format!("{error:#}")
         });

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
 mod book;
+#[cfg(feature = "wgpu")]
+mod captured;
 mod careless_model;
 mod cli;
 mod doctor;
@@ -30,6 +32,7 @@ mod report;
 mod resuming;
 mod runs;
 mod same_bits;
+mod scaled_on_device;
 mod sessions;
 mod shards;
 mod signals;

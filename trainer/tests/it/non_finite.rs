@@ -70,15 +70,15 @@ fn train_by(how: &StepConfig, broken: Option<(usize, f32)>, left_out: Option<usi
             if let (Some((_, value)), 1) = (breaks, rank) {
                 loaded = with_bad_pixel(loaded, value);
             }
-            let end = stepper.step(step, loaded).unwrap();
-            match end.outcome {
+            let results = stepper.complete(step, loaded).unwrap();
+            match results.outcome {
                 StepOutcome::Skipped(reason) if breaks.is_some() => {
                     assert!(
                         reason.contains(&format!("step {}", step + 1))
                             && reason.contains("on rank 1"),
                         "{reason}"
                     );
-                    assert_eq!(end.scores, None, "a step that is not made has no score");
+                    assert_eq!(results.scores, None, "a step that is not made has no score");
                 }
                 outcome => assert_eq!((outcome, breaks), (StepOutcome::Updated, None)),
             }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use burn_resnet::{ResNet, ResNetConfig};
 use datasets::{
@@ -15,13 +15,12 @@ use distributed::Communicator;
 use distributed::replica::{ParameterLayout, read};
 use trainer::config::cli::ModelArgs;
 use trainer::config::{AdamConfig, OptimizerChoice, SgdConfig, SyncSection};
-use trainer::measure::metrics::ScoreSums;
 use trainer::measure::timer::Timer;
 use trainer::model::ImageClassifier;
 use trainer::model::family::{ModelFamily, ModelRequest};
 use trainer::model::loss::{CrossEntropy, Loss};
 use trainer::step::OptimizerState;
-use trainer::step::{StepConfig, StepContext, StepEnd, Stepper};
+use trainer::step::{StepConfig, StepContext, StepEnd, StepResults, Stepper};
 use trainer::task::Classification;
 
 /// Momentum and weight decay.
@@ -174,8 +173,15 @@ impl<M: ImageClassifier + 'static> StepperUnderTest<M> {
         self.stepper.step(&self.task, context, loaded, &timer)
     }
 
-    pub(crate) fn wait(&mut self) -> Result<Option<ScoreSums>> {
+    pub(crate) fn wait(&mut self) -> Result<Option<StepResults>> {
         self.stepper.wait(&Timer::default())
+    }
+
+    /// Runs the step and waits for its results.
+    pub(crate) fn complete(&mut self, step: usize, loaded: LoadedStep) -> Result<StepResults> {
+        let end = self.step(step, loaded)?;
+        let results = self.wait()?.or(end.results);
+        results.context("results: expected those of the step")
     }
 
     pub(crate) fn norm_statistics(&self) -> Vec<f32> {

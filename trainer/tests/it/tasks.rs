@@ -145,7 +145,7 @@ fn expect_losses_of_pytorch<T: Task>(
         let loaded = loaded.clone().map(|batch| batch.upload(stepper.device()));
         let timer = Timer::default();
         let end = stepper.step(&task, context, loaded, &timer).unwrap();
-        end.scores.unwrap().loss_mean()
+        end.scores().unwrap().loss_mean()
     });
     let off = losses.iter().zip(expected);
     let off = off.map(|(found, expected)| (found - expected).abs() / expected);

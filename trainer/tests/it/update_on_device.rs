@@ -4,8 +4,6 @@
 use std::sync::Arc;
 
 use crate::fixture::{Run, TINY, flags, run};
-#[cfg(feature = "wgpu")]
-use crate::stepper_under_test::State;
 use crate::stepper_under_test::{
     SGD, StepperUnderTest, one_shard, resnet8, step_config, with_bad_pixel,
 };
@@ -23,7 +21,7 @@ use trainer::config::{
 use trainer::model::ImageClassifier;
 use trainer::model::loss::{CrossEntropy, Loss};
 use trainer::step::OptimizerState;
-use trainer::step::{Clip, StepConfig, StepOutcome};
+use trainer::step::{Clip, StepConfig, StepOutcome, StepResults};
 
 const NUM_STEPS: usize = 5;
 
@@ -31,13 +29,13 @@ const NUM_STEPS: usize = 5;
 /// rounding may differ.
 const TOLERANCE: f64 = 2e-5;
 
-const DECAYING: SgdConfig = SgdConfig {
+pub(crate) const DECAYING: SgdConfig = SgdConfig {
     weight_decay: 1e-2,
     ..SGD
 };
 
 /// An epsilon far above rounding errors. A rounding error would otherwise determine a step's sign.
-const ADAM: AdamConfig = AdamConfig {
+pub(crate) const ADAM: AdamConfig = AdamConfig {
     beta1: 0.9,
     beta2: 0.99,
     epsilon: 1e-3,
@@ -45,7 +43,7 @@ const ADAM: AdamConfig = AdamConfig {
     decay_norm_and_bias: Some(true),
 };
 
-const LARS: OptimizerChoice = OptimizerChoice::Lars {
+pub(crate) const LARS: OptimizerChoice = OptimizerChoice::Lars {
     sgd: SgdConfig {
         decay_norm_and_bias: Some(false),
         ..DECAYING
@@ -58,7 +56,7 @@ fn steps() -> Vec<LoadedStep> {
     crate::stepper_under_test::steps(one_shard(8 * NUM_STEPS, 8), 3, Augment::None)
 }
 
-fn config(update: UpdateKind) -> StepConfig {
+pub(crate) fn config(update: UpdateKind) -> StepConfig {
     let base = step_config();
     StepConfig {
         optimizer: OptimizerChoice::Sgd(DECAYING),
@@ -97,8 +95,7 @@ fn course(
         .take(num_steps)
         .enumerate()
         .map(|(index, loaded)| {
-            let end = stepper.step(index, loaded).unwrap();
-            let sums = stepper.wait().unwrap().xor(end.scores).unwrap();
+            let sums = stepper.complete(index, loaded).unwrap().scores.unwrap();
             assert_eq!(sums.num_samples, 8);
             sums.loss_mean() as f32
         });
@@ -122,7 +119,11 @@ fn course(
     [in_model, moments, second, stepper.norm_statistics(), losses]
 }
 
-fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
+pub(crate) fn assert_close(what: &str, values: [&[f32]; 2]) {
+    assert_close_by(TOLERANCE, what, values);
+}
+
+pub(crate) fn assert_close_by(tolerance: f64, what: &str, [host, device]: [&[f32]; 2]) {
     assert_eq!(host.len(), device.len());
     let largest = host
         .iter()
@@ -132,7 +133,7 @@ fn assert_close(what: &str, [host, device]: [&[f32]; 2]) {
         .zip(device)
         .fold(0.0f32, |off, (host, device)| off.max((host - device).abs()));
     assert!(
-        largest > 0.0 && f64::from(off / largest) < TOLERANCE,
+        largest > 0.0 && f64::from(off / largest) < tolerance,
         "{what}: {off:e} of {largest:e}"
     );
 }
@@ -224,7 +225,7 @@ fn five_steps_equal_those_of_the_host_with_any_optimizer_and_limit() {
     let smoothed = CrossEntropy {
         label_smoothing: 0.1,
     };
-    let what = "smoothed, checked before the update";
+    let what = "smoothed, steps may be skipped";
     assert_updates_agree(what, &Device::flex(), smoothed, |config| {
         config.skips_non_finite = true;
     });
@@ -233,16 +234,17 @@ fn five_steps_equal_those_of_the_host_with_any_optimizer_and_limit() {
 #[test]
 fn results_come_a_step_late_in_order_and_none_is_lost() {
     let mut stepper = stepper(config(UpdateKind::Device), &Device::flex());
-    let mut sums = Vec::new();
+    let mut results = Vec::new();
     for (index, loaded) in steps().into_iter().enumerate() {
-        sums.push(stepper.step(index, loaded).unwrap().scores);
+        results.push(stepper.step(index, loaded).unwrap().results);
     }
-    sums.push(stepper.wait().unwrap());
-    assert_eq!((&sums[0], stepper.wait().unwrap()), (&None, None));
-    let losses: Vec<f32> = sums[1..]
-        .iter()
-        .map(|sums| sums.as_ref().unwrap().loss_mean() as f32)
-        .collect();
+    results.push(stepper.wait().unwrap());
+    assert!(results[0].is_none() && stepper.wait().unwrap().is_none());
+    let results: Vec<StepResults> = results.into_iter().flatten().collect();
+    let steps: Vec<u64> = results.iter().map(|results| results.step).collect();
+    assert_eq!(steps, [0, 1, 2, 3, 4]);
+    let scores = results.into_iter().map(|results| results.scores.unwrap());
+    let losses: Vec<f32> = scores.map(|sums| sums.loss_mean() as f32).collect();
     let config = config(UpdateKind::Device);
     assert_eq!(
         losses,
@@ -321,23 +323,23 @@ fn a_skipped_step_leaves_no_trace() {
         };
         let mut stepper = stepper(config, &Device::flex());
         let mut steps = steps().into_iter();
-        let first = stepper.step(0, steps.next().unwrap()).unwrap();
+        let first = stepper.complete(0, steps.next().unwrap()).unwrap();
         let before = stepper.state();
-        let end = stepper
-            .step(1, with_bad_pixel(steps.next().unwrap(), bad))
+        let second = stepper
+            .complete(1, with_bad_pixel(steps.next().unwrap(), bad))
             .unwrap();
         assert!(
-            matches!(&end.outcome, StepOutcome::Skipped(reason) if reason.contains("step 2")),
-            "{end:?}"
+            matches!(&second.outcome, StepOutcome::Skipped(reason) if reason.contains("step 2")),
+            "{second:?}"
         );
         assert_eq!(
-            (stepper.state() == before, end.scores),
+            (stepper.state() == before, second.scores),
             (true, None),
             "{bad}"
         );
-        let third = stepper.step(2, steps.next().unwrap()).unwrap();
+        let third = stepper.complete(2, steps.next().unwrap()).unwrap();
         assert_ne!(stepper.state(), before);
-        let num_samples = [first, third].map(|end| end.scores.unwrap().num_samples);
+        let num_samples = [first, third].map(|results| results.scores.unwrap().num_samples);
         assert_eq!(num_samples, [8, 8]);
     }
 }
@@ -386,14 +388,14 @@ fn a_whole_run_has_the_records_of_the_host_and_goes_on_from_its_checkpoints_to_t
 
 /// A network without kinks: at the kink of a rectifier a rounding error changes whole gradients.
 #[derive(Module, Debug)]
-struct Smooth {
+pub(crate) struct Smooth {
     first: Param<Tensor<2>>,
     bias: Param<Tensor<1>>,
     second: Param<Tensor<2>>,
 }
 
 impl Smooth {
-    fn new(device: &Device) -> Self {
+    pub(crate) fn new(device: &Device) -> Self {
         let device = device.clone().autodiff();
         let waves = |len: usize| {
             let values = (0..len).map(|index| 0.05 * (index as f32 * 0.7).sin());
@@ -418,7 +420,7 @@ impl ImageClassifier for Smooth {
 
 /// Four steps of four images per rank in two passes, a short step of three images, and two full
 /// ones. Of four ranks one has no sample in the short step.
-fn steps_of_rank(rank: usize, world_size: usize) -> Vec<LoadedStep> {
+pub(crate) fn steps_of_rank(rank: usize, world_size: usize) -> Vec<LoadedStep> {
     let shard = ShardConfig {
         shard_index: rank,
         num_shards: world_size,
@@ -491,7 +493,7 @@ fn ranks_on_devices_have_equal_bits_after_each_step_and_train_as_in_main_memory(
             config.loss_scale = LossScaling::Fixed(4096);
             config.clip = Some(Clip::Value(0.003));
         }),
-        ("judged before the update", |config| {
+        ("steps may be skipped", |config| {
             config.skips_non_finite = true;
         }),
     ];
@@ -552,19 +554,19 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all_without_a_trace() {
     };
     on_two_ranks(&skipping, |rank, stepper, steps| {
         let mut steps = steps.into_iter();
-        stepper.step(0, steps.next().unwrap()).unwrap();
+        stepper.complete(0, steps.next().unwrap()).unwrap();
         let before = stepper.state();
         let mut second = steps.next().unwrap();
         if rank == 1 {
             second = with_bad_pixel(second, f32::INFINITY);
         }
-        let end = stepper.step(1, second).unwrap();
+        let second = stepper.complete(1, second).unwrap();
         assert!(
-            matches!(&end.outcome, StepOutcome::Skipped(reason) if reason.contains("on rank 1")),
-            "{end:?}"
+            matches!(&second.outcome, StepOutcome::Skipped(reason) if reason.contains("on rank 1")),
+            "{second:?}"
         );
-        assert_eq!((stepper.state() == before, end.scores), (true, None));
-        let third = stepper.step(2, steps.next().unwrap()).unwrap();
+        assert_eq!((stepper.state() == before, second.scores), (true, None));
+        let third = stepper.complete(2, steps.next().unwrap()).unwrap();
         assert_eq!(third.outcome, StepOutcome::Updated);
     });
 }
@@ -621,160 +623,5 @@ mod second_opinion {
         let loss = CrossEntropy::default();
         assert_updates_agree("ndarray", &Device::ndarray(), loss, |_| {});
         assert!(trainer::config::DeviceChoice::built_in().contains(&"ndarray"));
-    }
-}
-
-/// Tests for a separate process (the filter `captured`), because whole runs enable captures.
-#[cfg(feature = "wgpu")]
-mod captured {
-    use super::*;
-    use std::sync::Mutex;
-
-    use burn::tensor::DeviceKind;
-
-    /// Held by a test, since the switches belong to the process.
-    static TURN: Mutex<()> = Mutex::new(());
-
-    fn captures(records: bool) {
-        layers::backend::Switches {
-            no_capture: !records,
-            ..Default::default()
-        }
-        .apply();
-    }
-
-    /// Returns a software Vulkan or a GPU, if there is one.
-    fn device() -> Option<Device> {
-        if burn_cubecl::CubeDevice::enumerate_all().is_empty() {
-            eprintln!(
-                "NOT CHECKED: recorded steps, for want of an adapter; Debian's mesa-vulkan-drivers brings a software Vulkan"
-            );
-            return None;
-        }
-        Some(Device::wgpu(DeviceKind::DefaultDevice))
-    }
-
-    /// Parameters, moments, norm statistics and losses.
-    fn course(optimizer: OptimizerChoice, device: &Device, records: bool) -> [Vec<f32>; 4] {
-        captures(records);
-        let config = StepConfig {
-            optimizer,
-            ..config(UpdateKind::Device)
-        };
-        let mut stepper = stepper(config, device);
-        let of = |num_samples, batch| {
-            crate::stepper_under_test::steps(one_shard(num_samples, batch), batch, Augment::None)
-        };
-        // The batches are five full ones and a short one, twice, then batches of another size.
-        let steps = [of(5 * 8 + 3, 8), of(5 * 8 + 3, 8), of(5 * 4, 4)].concat();
-        let mut losses = Vec::new();
-        for (index, loaded) in steps.into_iter().enumerate() {
-            let end = stepper
-                .step_at([0.002, 0.004, 0.001][index % 3], index, loaded)
-                .unwrap();
-            let waited = if index % 4 == 1 {
-                stepper.wait().unwrap()
-            } else {
-                None
-            };
-            losses.extend(
-                [end.scores, waited]
-                    .into_iter()
-                    .flatten()
-                    .map(|sums| sums.loss_sum as f32),
-            );
-        }
-        assert_eq!(stepper.gradient_route().contains("recording"), records);
-        losses.extend(stepper.wait().unwrap().map(|sums| sums.loss_sum as f32));
-        [
-            stepper.parameters().to_vec(),
-            stepper.optimizer_state().moments,
-            stepper.norm_statistics(),
-            losses,
-        ]
-    }
-
-    #[test]
-    fn a_recorded_step_is_that_step_at_any_rate_with_others_and_other_sizes_between() {
-        let _turn = TURN.lock();
-        let Some(device) = device() else { return };
-        for optimizer in [OptimizerChoice::Sgd(DECAYING), OptimizerChoice::Adamw(ADAM)] {
-            let [plain, recorded] =
-                [false, true].map(|records| course(optimizer, &device, records));
-            for (index, name) in ["parameters", "moments", "norm statistics", "losses"]
-                .into_iter()
-                .enumerate()
-            {
-                assert_close(
-                    &format!("{optimizer:?}: {name}"),
-                    [&plain[index], &recorded[index]],
-                );
-            }
-        }
-    }
-
-    /// Returns the bits of two ranks that train on one device, after each step.
-    fn course_of_two(config: &StepConfig, device: &Device, records: bool) -> Vec<Vec<State>> {
-        captures(records);
-        run_ranks(2, |communicator| {
-            let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-            let rank = communicator.rank();
-            let mut stepper =
-                StepperUnderTest::new(resnet8(device), config.clone(), communicator, device);
-            // In the short last step of an epoch rank 0 has no sample.
-            let shard = ShardConfig {
-                shard_index: rank,
-                num_shards: 2,
-                ..one_shard(6 * 4 + 1, 4)
-            };
-            let epoch = crate::stepper_under_test::steps(shard, 2, Augment::None);
-            let steps = [epoch.clone(), epoch].concat();
-            let states = steps.into_iter().enumerate().map(|(index, loaded)| {
-                stepper.step(index, loaded).unwrap();
-                stepper.wait().unwrap();
-                stepper.state()
-            });
-            let states: Vec<State> = states.collect();
-            assert_eq!(stepper.gradient_route().contains("recordings"), records);
-            states
-        })
-    }
-
-    #[test]
-    fn recorded_steps_of_two_ranks_are_those_steps_and_have_equal_bits_on_both() {
-        let _turn = TURN.lock();
-        let Some(device) = device() else { return };
-        for (optimizer, clip) in [
-            (OptimizerChoice::Sgd(DECAYING), None),
-            (LARS, Some(Clip::Norm(0.5))),
-        ] {
-            let config = StepConfig {
-                optimizer,
-                clip,
-                ..config(UpdateKind::Device)
-            };
-            let [plain, recorded] =
-                [false, true].map(|records| course_of_two(&config, &device, records));
-            for of_ranks in [&plain, &recorded] {
-                for (step, (one, other)) in of_ranks[0].iter().zip(&of_ranks[1]).enumerate() {
-                    // Norm statistics are those of each rank.
-                    assert_eq!(one.0[..2], other.0[..2], "step {step}");
-                }
-            }
-            let floats = |states: &[State], place: usize| -> Vec<f32> {
-                let bits = states.last().unwrap().0[place].iter();
-                bits.map(|bits| f32::from_bits(*bits)).collect()
-            };
-            for (place, name) in ["parameters", "moments", "norm statistics"]
-                .into_iter()
-                .enumerate()
-            {
-                let of = |course: &[Vec<State>]| floats(&course[1], place);
-                assert_close(
-                    &format!("{optimizer:?}: {name}"),
-                    [&of(&plain), &of(&recorded)],
-                );
-            }
-        }
     }
 }

@@ -25,7 +25,7 @@ use crate::run::session::Session;
 use crate::run::step_hashes::HashRecorder;
 use crate::step::gradient_noise::NoiseSums;
 use crate::step::sync_plan::{averages_early, distance, meets_after, own_shards};
-use crate::step::{StepContext, StepEnd, StepOutcome};
+use crate::step::{StepContext, StepEnd, StepOutcome, StepResults};
 use crate::task::{BatchOf, Task};
 use crate::world::stop::StopVote;
 
@@ -179,15 +179,17 @@ impl<'run, T: Task> Training<'run, T> {
             || is_hashed
             || due.tensorboard
             || config.run.log_steps;
-        let own = self.add_scores(epoch, &end, must_be_complete)?;
+        let stop = end.stop;
+        let own = self.take_results(epoch, end, must_be_complete)?;
         if due.gradients
-            && end.outcome == StepOutcome::Updated
             && let Some(gradients) = self.stepper.gradients()
         {
             self.tensorboard
                 .gradients(due.number, self.stepper.layout(), &gradients);
         }
-        self.note_outcome(end.outcome)?;
+        if let Some(ema) = &mut self.ema {
+            ema.update(&self.stepper);
+        }
         self.note_once();
         self.checkpointer.look()?;
 
@@ -225,7 +227,7 @@ impl<'run, T: Task> Training<'run, T> {
         }
         self.progress.step += 1;
         self.progress.step_in_epoch += 1;
-        if due.checkpoint && !end.stop && !due.end {
+        if due.checkpoint && !stop && !due.end {
             self.total_scores(epoch)?;
             self.save()?;
         }
@@ -324,22 +326,26 @@ impl<'run, T: Task> Training<'run, T> {
         })
     }
 
-    /// Adds the scores that became known with a step. Waits for those of the step itself if they
+    /// Takes the results that became known with a step. Waits for those of the step itself if they
     /// `must_be_complete` and after the first step. Returns the scores of the last step whose
     /// results are known now.
     /// Collective: all ranks.
-    fn add_scores(
+    fn take_results(
         &mut self,
         epoch: &mut Epoch<'_, T>,
-        end: &StepEnd,
+        end: StepEnd,
         must_be_complete: bool,
     ) -> Result<Option<ScoreSums>> {
-        let mut scores = end.scores.clone();
-        epoch.own += scores.clone().unwrap_or_default();
-        if must_be_complete || end.stop || epoch.last_scores.is_none() {
-            let rest = self.stepper.wait(&self.times.timer)?;
-            epoch.own += rest.clone().unwrap_or_default();
-            scores = rest.or(scores);
+        let waits = must_be_complete || end.stop || epoch.last_scores.is_none();
+        let rest = match waits {
+            true => self.stepper.wait(&self.times.timer)?,
+            false => None,
+        };
+        let mut scores = None;
+        for results in end.results.into_iter().chain(rest) {
+            self.note_outcome(&results)?;
+            epoch.own += results.scores.clone().unwrap_or_default();
+            scores = results.scores.or(scores);
         }
         let last = scores.clone().or(epoch.last_scores.take());
         epoch.last_scores = Some(last.unwrap_or_default());
@@ -366,22 +372,17 @@ impl<'run, T: Task> Training<'run, T> {
         Ok(())
     }
 
-    /// Averages the parameters after an update. Reports a step that changed nothing: overflows of
-    /// scaled gradients at the first, second, fourth, eighth time and so on, since they are normal
-    /// while the scale adapts. Ends the run after too many skipped steps.
-    fn note_outcome(&mut self, outcome: StepOutcome) -> Result<()> {
+    /// Reports a step that changed nothing: overflows of scaled gradients at the first, second,
+    /// fourth, eighth time and so on, since they are normal while the scale adapts. Ends the run
+    /// after too many skipped steps.
+    fn note_outcome(&mut self, results: &StepResults) -> Result<()> {
         let reporter = self.session.reporter;
         let on_non_finite = self.session.config.run.on_non_finite;
-        match (outcome, on_non_finite) {
-            (StepOutcome::Updated, _) => {
-                if let Some(ema) = &mut self.ema {
-                    ema.update(&self.stepper);
-                }
-            }
+        match (&results.outcome, on_non_finite) {
             (StepOutcome::Overflowed(scale), _) if scale.num_overflows().is_power_of_two() => {
                 reporter.note(&format!(
                     "step {}: gradients overflowed, step skipped; loss scale halved to {}, {} skipped so far",
-                    self.progress.step,
+                    results.step + 1,
                     scale.factor(),
                     records::counted(scale.num_overflows() as usize, "step")
                 ));

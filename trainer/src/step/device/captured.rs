@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use datasets::{MicroBatch, OnDevice};
-use distributed::replica::{ParameterLayout, replace, take_gradients, tensors};
+use distributed::replica::{ParameterLayout, replace, tensors};
 use distributed::watchdog::Phase;
 use gpu::CapturedStep;
 use layers::PassContext;
@@ -20,7 +20,7 @@ use layers::backend::{Computation, Switches, overwrite};
 
 use super::optimizer::DeviceOptimizer;
 use super::placement::ORDER;
-use super::{DeviceReplica, Output, TAIL, UnreadStep, mean_and_facts, tail};
+use super::{DeviceReplica, Output, TAIL, UnreadStep, own_gradient, tail, update, uploaded};
 use crate::measure::timer::Timer;
 use crate::step::config::{Step, StepConfig};
 use crate::task::{BatchOf, PassSize, Task};
@@ -92,8 +92,6 @@ impl Capture {
         timer: &Timer,
     ) -> Result<bool> {
         let can_replay = self.is_possible
-            && !step.can_skip
-            && step.loss_scale == 1
             && !step.context.keeps_gradients
             && !step.context.stop
             && step.num_own > 0
@@ -143,7 +141,7 @@ impl Capture {
             }
         };
         captured.enter(model, &mut replica.optimizer);
-        let scalars = replica.optimizer.next_scalars(step.context.learning_rate);
+        let scalars = replica.next_scalars(step);
         let mut given = captured.give(inputs, scalars);
         let made = match &mut captured.graphs {
             Graphs::Whole(graph) => {
@@ -274,10 +272,14 @@ struct FixedStep<T: Task> {
     inputs: Vec<Tensor<1>>,
     layout: ParameterLayout,
     statistics: Vec<Tensor<1>>,
+    /// The place of norm statistics after the forward pass: the same, unless the step can be
+    /// skipped.
+    new_statistics: Vec<Tensor<1>>,
     scalars: Vec<Tensor<1>>,
     weight_factor: Option<f64>,
     divisor: f64,
     num_samples: usize,
+    can_skip: bool,
 }
 
 impl<T: Task> FixedStep<T> {
@@ -304,29 +306,38 @@ impl<T: Task> FixedStep<T> {
             None => loss_sum.clone(),
         };
         let mean = weighted.mul_scalar(1.0 / self.divisor);
-        let placement = self.optimizer.placement();
-        let gradients = take_gradients(&model, placement.layout(), ORDER, mean.backward());
         let loss_sum = loss_sum.inner();
         let tail = tail(loss_sum.clone(), self.num_samples, false);
+        let scalars = self.optimizer.picked(&self.scalars);
+        let (own, _) = own_gradient(&self.optimizer, &model, mean, tail, &scalars);
         let new = tensors(&model, &self.layout, ORDER);
-        let statistics = self.statistics.iter().zip(new);
+        let statistics = self.new_statistics.iter().zip(new);
         let passed = Passed {
             read: read.into_iter().map(Tensor::inner).collect(),
             loss_sum,
-            own: placement.joined(gradients, tail),
+            own,
         };
         let written = statistics.map(|(at, new)| overwrite(at, new));
         (passed, written.collect())
     }
 
-    /// Changes the parameters by a gradient that was summed over all ranks; returns the facts.
-    fn update(&self, sum: Tensor<1>) -> (Tensor<1>, Written) {
+    /// Changes the parameters by a gradient that was summed over all ranks; returns the facts. If
+    /// the step can be skipped, it keeps norm statistics or takes the `new` ones.
+    fn update(&self, sum: Tensor<1>, new: &[Tensor<1>]) -> (Tensor<1>, Written) {
         let mut optimizer = self.optimizer.clone();
-        let (mean, facts) = mean_and_facts(&optimizer, sum, 1);
-        optimizer.update_by(|index, tensor| tensor * self.scalars[index].clone(), mean);
-        let flat = self.optimizer.flat().into_iter().zip(optimizer.flat());
-        let written = flat.map(|(at, new)| overwrite(&at, new));
-        (facts, written.collect())
+        let scalars = optimizer.picked(&self.scalars);
+        let (_, facts) = update(&mut optimizer, sum, &scalars, self.can_skip);
+        let mut at = self.optimizer.flat();
+        let mut after = optimizer.flat();
+        if self.can_skip {
+            at.extend(self.statistics.iter().cloned());
+            after.extend(optimizer.if_updated(self.statistics.clone(), new.to_vec()));
+        }
+        let written = at.into_iter().zip(after);
+        (
+            facts,
+            written.map(|(at, new)| overwrite(&at, new)).collect(),
+        )
     }
 }
 
@@ -336,7 +347,7 @@ struct CapturedTraining {
     /// The batch, flat, since a device may pad the rows of a matrix.
     inputs: Vec<Tensor<1>>,
     key: Key,
-    /// Scalars of the update, in the optimizer's order.
+    /// As [`DeviceReplica::next_scalars`] returns them.
     scalars: Vec<Tensor<1>>,
     /// Parameters and moments.
     flat: Vec<Tensor<1>>,
@@ -360,11 +371,15 @@ impl CapturedTraining {
         let inputs: Vec<_> = inputs.map(copied).collect();
         let device = inputs.first()?.device();
         // Counted on a copy: this is no update.
-        let scalars = optimizer.clone().next_scalars(0.0).into_iter();
-        let scalars: Vec<_> = scalars.map(|value| scalar(value, &device)).collect();
+        let scalars = optimizer.clone().next_scalars(step, true).into_iter();
+        let scalars: Vec<_> = scalars.map(|values| uploaded(values, &device)).collect();
         let layout = ParameterLayout::state(model);
         let statistics = tensors(model, &layout, ORDER).into_iter();
         let statistics: Vec<_> = statistics.map(copied).collect();
+        let new_statistics: Vec<_> = match step.can_skip {
+            true => statistics.iter().cloned().map(copied).collect(),
+            false => statistics.clone(),
+        };
         let flat: Vec<_> = optimizer.flat().into_iter().map(copied).collect();
         optimizer.replace_flat(&flat);
         let kept = || flat.iter().chain(&statistics).cloned();
@@ -380,10 +395,12 @@ impl CapturedTraining {
             inputs: inputs.clone(),
             layout: layout.clone(),
             statistics: statistics.clone(),
+            new_statistics: new_statistics.clone(),
             scalars: scalars.clone(),
             weight_factor: step.weight_factor,
             divisor: step.divisor as f64,
             num_samples: step.num_own,
+            can_skip: step.can_skip,
         };
         let graphs = if captures.is_whole {
             whole(fixed(), &device)
@@ -418,14 +435,12 @@ impl CapturedTraining {
 
     /// Gives the next replay its batch and the scalars of its update. Keep the result until it is
     /// queued.
-    fn give(&self, inputs: Vec<Tensor<1>>, scalars: Vec<f64>) -> Written {
-        let device = self.inputs[0].device();
+    fn give(&self, inputs: Vec<Tensor<1>>, scalars: Vec<Tensor<1>>) -> Written {
         let given = self.inputs.iter().zip(inputs);
         let given = given.map(|(at, input)| overwrite(at, input.inner()));
         let mut given: Vec<_> = given.collect();
-        for (at, value) in self.scalars.iter().zip(scalars) {
-            given.push(overwrite(at, scalar(value, &device)));
-        }
+        let scalars = self.scalars.iter().zip(scalars);
+        given.extend(scalars.map(|(at, values)| overwrite(at, values)));
         given
     }
 
@@ -455,7 +470,7 @@ impl CapturedTraining {
 fn whole<T: Task>(step: FixedStep<T>, device: &Device) -> Option<Graphs> {
     let graph = CapturedStep::capture(device, move || {
         let (passed, mut written) = step.passes();
-        let (facts, of_update) = step.update(passed.own.clone());
+        let (facts, of_update) = step.update(passed.own.clone(), &written);
         written.extend(of_update);
         (passed, facts, written)
     });
@@ -469,7 +484,9 @@ fn parts<T: Task>([before, after]: [FixedStep<T>; 2], device: &Device) -> Option
     wait(device);
     let passes = CapturedStep::capture(device, move || before.passes())?;
     let at = sum.clone();
-    let update = CapturedStep::capture(device, move || after.update(at.clone()))?;
+    let update = CapturedStep::capture(device, move || {
+        after.update(at.clone(), &after.new_statistics)
+    })?;
     Some(Graphs::Parts(Box::new(Parts {
         passes,
         sum,
@@ -490,10 +507,6 @@ fn placed<M: Module>(
 /// Copies a tensor to other memory.
 fn copied<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     tensor.mul_scalar(1.0)
-}
-
-fn scalar(value: f64, device: &Device) -> Tensor<1> {
-    Tensor::from_data(TensorData::new(vec![value as f32], [1]), device)
 }
 
 /// Waits until the device has computed everything.

@@ -1,11 +1,11 @@
 //! The replica of a rank on its device: gradients, parameters and moments stay there, flat; scores
 //! are read a step later.
 //!
-//! In: scores, losses. Out: a model with updated parameters; the scores of the step before.
+//! In: scores, losses. Out: a model with updated parameters; the results of the step before.
 //! Invariant: every rank makes one sum per step and reads the same [`Facts`] after the same step,
-//! so all ranks stop or fail together. A step that may be skipped is known to be finite before its
-//! update. Any other step that is not finite ends the run before something is saved, since saving
-//! waits for all results.
+//! so all ranks stop, skip or fail together. The device keeps its values in a step that is skipped,
+//! and picks the next step's scalars by the outcome, which the host reads later. Any other step
+//! that is not finite ends the run before something is saved, since saving waits for all results.
 
 mod captured;
 mod optimizer;
@@ -21,10 +21,10 @@ use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use datasets::MicroBatch;
-use distributed::Communicator;
 use distributed::gradients::{Traffic, locate_non_finite};
 use distributed::replica::take_gradients;
 use distributed::watchdog::Phase;
+use distributed::{CollectiveError, Communicator};
 
 use self::captured::Capture;
 use self::optimizer::DeviceOptimizer;
@@ -50,6 +50,8 @@ pub(super) struct DeviceReplica {
     capture: Option<Capture>,
     sum: DeviceSum,
     communicator: Arc<dyn Communicator>,
+    /// Scalars of the step under way.
+    scalars: Vec<Tensor<1>>,
     /// Results of the forward passes of the step under way.
     pub(super) outputs: Vec<Output>,
     /// This rank's gradient with its tail, added up over micro-steps.
@@ -63,8 +65,6 @@ pub(super) struct DeviceReplica {
     readback: Readback<Results, Result<Answer>>,
     /// Results that were read.
     answers: VecDeque<Answer>,
-    /// Scores that were read and not returned.
-    read: Option<ScoreSums>,
     /// True if a rank requested a stop in a step that was read since the last step ended.
     stop: bool,
     /// Bytes that this rank sent in the step under way.
@@ -87,7 +87,7 @@ pub(super) struct Output {
 struct UnreadStep {
     sent: SentStep,
     outputs: Vec<Output>,
-    /// As [`mean_and_facts`] makes them.
+    /// As [`update`] returns them.
     facts: Tensor<1>,
 }
 
@@ -99,6 +99,15 @@ struct SentStep {
     num_global: Option<usize>,
     /// This rank's gradient with its tail.
     own: Tensor<1>,
+}
+
+/// A step whose results were received.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) step: u64,
+    pub(super) scores: Option<ScoreSums>,
+    /// The value that was not finite.
+    pub(super) non_finite: Option<CollectiveError>,
 }
 
 /// A step's results that the device may still be computing.
@@ -143,6 +152,7 @@ impl DeviceReplica {
             capture: Capture::new(config, device),
             sum: DeviceSum::new(&config.sync, communicator)?,
             communicator: Arc::clone(communicator),
+            scalars: Vec::new(),
             outputs: Vec::new(),
             own: None,
             kept: None,
@@ -150,7 +160,6 @@ impl DeviceReplica {
             sent: VecDeque::new(),
             readback: Readback::start(move |results: Results| results.read(&*task)),
             answers: VecDeque::new(),
-            read: None,
             stop: false,
             traffic: Traffic::default(),
             unused: None,
@@ -176,21 +185,28 @@ impl DeviceReplica {
         replayed
     }
 
+    /// Begins a step launch by launch.
+    pub(super) fn begin(&mut self, step: &Step) {
+        let scalars = self.next_scalars(step);
+        self.scalars = self.optimizer.picked(&scalars);
+    }
+
+    /// Returns the next step's scalars, as [`DeviceOptimizer::next_scalars`] does, on the device.
+    fn next_scalars(&mut self, step: &Step) -> Vec<Tensor<1>> {
+        let is_unread = !self.sent.is_empty();
+        let scalars = self.optimizer.next_scalars(step, is_unread).into_iter();
+        let device = self.optimizer.placement().device();
+        scalars.map(|values| uploaded(values, device)).collect()
+    }
+
     pub(super) fn backward<M: Module>(&mut self, model: &M, loss: Option<Tensor<1>>, step: &Step) {
         let (Some(loss), Some(output)) = (loss, self.outputs.last()) else {
             return;
         };
-        let placement = self.optimizer.placement();
-        let gradients = take_gradients(model, placement.layout(), ORDER, loss.backward());
-        self.unused.get_or_insert_with(|| {
-            let indices = 0..gradients.len();
-            indices
-                .filter(|&index| gradients[index].is_none())
-                .collect()
-        });
         let loss_sum = output.loss_sum.clone();
         let tail = tail(loss_sum, output.size.num_samples, step.context.stop);
-        let own = placement.joined(gradients, tail);
+        let (own, unused) = own_gradient(&self.optimizer, model, loss, tail, &self.scalars);
+        self.unused.get_or_insert(unused);
         self.own = Some(match self.own.take() {
             Some(sum) => sum + own,
             None => own,
@@ -201,8 +217,7 @@ impl DeviceReplica {
     /// Collective: all ranks.
     ///
     /// # Errors
-    /// If the step may be skipped and something was not finite in it, on all ranks; or if a
-    /// collective failed.
+    /// If a collective failed.
     pub(super) fn update<M: Module>(
         &mut self,
         model: &mut M,
@@ -217,15 +232,12 @@ impl DeviceReplica {
             Tensor::cat(parts, 0)
         });
         let sum = self.summed(own.clone(), timer)?;
-        let (mean, facts) = mean_and_facts(&self.optimizer, sum, step.loss_scale);
-        self.kept = step.context.keeps_gradients.then(|| mean.clone());
+        let _optimizer = timer.enter(Phase::Optimizer);
+        let scalars = std::mem::take(&mut self.scalars);
+        let (mean, facts) = update(&mut self.optimizer, sum, &scalars, step.can_skip);
+        self.kept = step.context.keeps_gradients.then_some(mean);
         let outputs = std::mem::take(&mut self.outputs);
         self.unread = Some(UnreadStep::new(step, own, outputs, facts));
-        if step.can_skip {
-            self.read = self.receive(0, timer)?;
-        }
-        let _optimizer = timer.enter(Phase::Optimizer);
-        self.optimizer.update(step.context.learning_rate, mean);
         *model = self.optimizer.place(model.clone());
         Ok(())
     }
@@ -263,35 +275,40 @@ impl DeviceReplica {
         Ok(())
     }
 
-    /// Waits until at most `most_unread` steps are unread. Returns the scores of the others.
+    /// Waits until at most `most_unread` steps are unread. Returns the other one, if there is one.
     /// Collective: all ranks, with equal `most_unread`.
     ///
     /// # Errors
-    /// If something in a step was not finite, on all ranks; its scores are returned next.
+    /// If ranks diverged or a collective failed.
     pub(super) fn receive(
         &mut self,
         most_unread: usize,
         timer: &Timer,
-    ) -> Result<Option<ScoreSums>> {
+    ) -> Result<Option<Received>> {
         let _backward = timer.enter(Phase::Backward);
         self.read_back(most_unread)?;
-        while let Some(Answer { scores, facts }) = self.answers.pop_front()
-            && let Some(sent) = self.sent.pop_front()
-        {
-            let loss_sum = scores.loss_sum as f32;
-            if scores.num_samples > 0 {
-                *self.read.get_or_insert_default() += scores;
-            }
-            self.stop |= facts.stop > 0.0;
-            self.check(&sent, loss_sum, facts)?;
-        }
-        Ok(self.read.take())
+        let Some(Answer { scores, facts }) = self.answers.pop_front() else {
+            return Ok(None);
+        };
+        let sent = self.sent.pop_front().expect("an answer has its step");
+        self.stop |= facts.stop > 0.0;
+        let non_finite = self.check(&sent, scores.loss_sum as f32, facts)?;
+        Ok(Some(Received {
+            step: sent.step,
+            scores: (scores.num_samples > 0).then_some(scores),
+            non_finite,
+        }))
     }
 
-    /// Checks that a step was finite and that all ranks took the same one. `loss_sum` is this
-    /// rank's.
+    /// Returns the value of a step that was not finite, and checks that all ranks took the same
+    /// step. `loss_sum` is this rank's.
     /// Collective: all ranks.
-    fn check(&self, sent: &SentStep, loss_sum: f32, facts: Facts) -> Result<()> {
+    fn check(
+        &self,
+        sent: &SentStep,
+        loss_sum: f32,
+        facts: Facts,
+    ) -> Result<Option<CollectiveError>> {
         if !(facts.loss_sum.is_finite() && facts.zero.is_finite()) {
             let placement = self.optimizer.placement();
             let gradients = placement.read(&sent.own);
@@ -302,7 +319,7 @@ impl DeviceReplica {
                 &gradients,
                 placement.layout(),
             )?;
-            return Err(error.into());
+            return Ok(Some(error));
         }
         // The sum of larger numbers is not exact.
         let expected = sent.num_global.filter(|expected| *expected < 1 << 24);
@@ -312,23 +329,22 @@ impl DeviceReplica {
             sent.step + 1,
             facts.num_samples
         );
-        Ok(())
+        Ok(None)
     }
 
-    /// Gives `model` what replays have changed, and returns all scores that were not returned.
-    /// Collective: all ranks.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    pub(super) fn wait<M: Module>(
-        &mut self,
-        model: &mut M,
-        timer: &Timer,
-    ) -> Result<Option<ScoreSums>> {
+    /// Notes that the device made no update in the last step that was received.
+    pub(super) fn note_skip(&mut self) {
+        self.optimizer.note_skip();
+        if self.sent.is_empty() {
+            self.kept = None;
+        }
+    }
+
+    /// Gives `model` what replays have changed.
+    pub(super) fn update_model<M: Module>(&mut self, model: &mut M) {
         if let Some(capture) = &mut self.capture {
             capture.update_model(model, &self.optimizer);
         }
-        self.receive(0, timer)
     }
 
     /// Takes what the ranks agreed on in the steps that were read, and what this rank sent in the
@@ -422,19 +438,57 @@ fn tail(loss_sum: Tensor<1>, num_samples: usize, stop: bool) -> Vec<Tensor<1>> {
     [vec![loss_sum], numbers.to_vec()].concat()
 }
 
-/// Returns the mean gradient within the limit; and the [`Facts`], of a sum over all ranks.
-fn mean_and_facts(
+/// Differentiates a loss. Returns the gradient of all parameters with `tail`, and the parameters
+/// without a gradient, as indices in the layout.
+fn own_gradient<M: Module>(
     optimizer: &DeviceOptimizer,
+    model: &M,
+    mut loss: Tensor<1>,
+    tail: Vec<Tensor<1>>,
+    scalars: &[Tensor<1>],
+) -> (Tensor<1>, Vec<usize>) {
+    let placement = optimizer.placement();
+    let scale = optimizer.loss_scale(scalars);
+    if let Some(scale) = scale {
+        loss = loss.cast(FloatDType::F32) * Tensor::from_inner(scale.clone());
+    }
+    let gradients = take_gradients(model, placement.layout(), ORDER, loss.backward());
+    let indices = 0..gradients.len();
+    let unused = indices.filter(|&index| gradients[index].is_none());
+    let unused = unused.collect();
+    let Some(scale) = scale else {
+        return (placement.joined(gradients, tail), unused);
+    };
+    // One division for all. The scale is a power of two, so nothing is rounded.
+    let tail = tail.into_iter().map(|value| value * scale.clone());
+    let own = placement.joined(gradients, tail.collect());
+    (own / scale.clone(), unused)
+}
+
+/// Updates parameters and moments with a sum over all ranks. Returns the mean gradient within the
+/// limit, and the [`Facts`]. If the step can be skipped and is not finite, parameters and moments
+/// stay.
+fn update(
+    optimizer: &mut DeviceOptimizer,
     sum: Tensor<1>,
-    loss_scale: u32,
+    scalars: &[Tensor<1>],
+    can_skip: bool,
 ) -> (Tensor<1>, Tensor<1>) {
     let len = optimizer.placement().len();
     let tail = sum.clone().slice(len..len + TAIL);
-    let mut gradient = sum.slice(0..len);
-    if loss_scale != 1 {
-        // A power of two: nothing is rounded.
-        gradient = gradient / f64::from(loss_scale);
+    let (mean, zero) = optimizer.clipped(sum.slice(0..len));
+    let before = can_skip.then(|| optimizer.flat());
+    optimizer.update(scalars, mean.clone());
+    if let Some(before) = before {
+        let loss_sum = tail.clone().slice(0..1);
+        optimizer.keep_if_finite(before, [loss_sum, zero.clone()]);
     }
-    let (mean, zero) = optimizer.clipped(gradient);
     (mean, Tensor::cat(vec![tail, zero], 0))
+}
+
+/// Returns a tensor of these values.
+fn uploaded(values: Vec<f64>, device: &Device) -> Tensor<1> {
+    let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+    let len = values.len();
+    Tensor::from_data(TensorData::new(values, [len]), device)
 }

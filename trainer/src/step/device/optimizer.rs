@@ -15,7 +15,9 @@ use super::parameter_sums::ParameterSums;
 use super::placement::{FlatPlacement, ORDER};
 use crate::config::{AdamConfig, OptimizerChoice, SgdConfig};
 use crate::model::parts;
-use crate::step::config::{Clip, OptimizerState, StepConfig, has_two_moments, rate_factor, spares};
+use crate::step::config::{
+    Clip, OptimizerState, Step, StepConfig, has_two_moments, rate_factor, spares,
+};
 
 /// Parameters and moments, flat on a device.
 #[derive(Clone, Debug)]
@@ -33,7 +35,11 @@ pub(in crate::step) struct DeviceOptimizer {
     sums: ParameterSums,
     /// True for parameters without a ratio of norms.
     spared: Tensor<1, Bool>,
+    /// Includes a step whose outcome the host does not know yet.
     num_updates: u64,
+    /// Outcome of the last step, `[3]`: 1 for an update, an overflow of the gradient, or a loss
+    /// that is not finite; 0 for the others.
+    outcome: Tensor<1>,
 }
 
 impl DeviceOptimizer {
@@ -80,6 +86,7 @@ impl DeviceOptimizer {
             rate_factors,
             sums: ParameterSums::new(&placement.num_granules(), device),
             spared: Tensor::from_data(TensorData::new(spared, [num_parameters]), device),
+            outcome: Tensor::from_data([1.0, 0.0, 0.0], device),
             placement,
             num_updates: 0,
         }
@@ -145,37 +152,96 @@ impl DeviceOptimizer {
         (gradient * factor, zero + norm * 0.0)
     }
 
-    /// Makes an update with a flat gradient of this [placement](Self::placement).
-    pub(super) fn update(&mut self, learning_rate: f64, gradient: Tensor<1>) {
-        let scalars = self.next_scalars(learning_rate);
-        self.update_by(|index, tensor| tensor * scalars[index], gradient);
-    }
-
-    /// Counts an update and returns its scalars: the learning rate; with two moments also the
-    /// corrections of the first one and of the root of the second one.
-    pub(super) fn next_scalars(&mut self, learning_rate: f64) -> Vec<f64> {
+    /// Counts an update and returns its scalars: the learning rate; with two moments the
+    /// corrections of the first one and of the root of the second one; the loss scale if it is in
+    /// use. A scalar has one value, or if steps can be skipped one for each [outcome](Self::picked)
+    /// of the step before. The host knows that outcome unless it `is_unread`.
+    pub(super) fn next_scalars(&mut self, step: &Step, is_unread: bool) -> Vec<Vec<f64>> {
         self.num_updates += 1;
-        let mut scalars = vec![learning_rate];
-        if let OptimizerChoice::Adamw(adam) | OptimizerChoice::Lamb(adam) = self.rule {
-            let AdamConfig { beta1, beta2, .. } = adam;
-            scalars.extend(adam::corrections([beta1, beta2], self.num_updates));
-        }
-        scalars
+        let scales = match is_unread {
+            true => step.loss_scale.after_each(),
+            false => [step.loss_scale; 3],
+        };
+        let of_outcome = |outcome: usize| {
+            let is_skipped = is_unread && outcome > 0;
+            let mut scalars = vec![step.context.learning_rate];
+            if let OptimizerChoice::Adamw(adam) | OptimizerChoice::Lamb(adam) = self.rule {
+                let AdamConfig { beta1, beta2, .. } = adam;
+                let number = self.num_updates - u64::from(is_skipped);
+                scalars.extend(adam::corrections([beta1, beta2], number));
+            }
+            let scale = scales[outcome];
+            scalars.extend(scale.is_in_use().then(|| f64::from(scale.factor())));
+            scalars
+        };
+        let outcomes = 0..if step.can_skip { scales.len() } else { 1 };
+        let of_outcomes: Vec<_> = outcomes.map(of_outcome).collect();
+        let indices = 0..of_outcomes[0].len();
+        let values = |index: usize| of_outcomes.iter().map(|scalars| scalars[index]).collect();
+        indices.map(values).collect()
     }
 
-    /// Makes the update without counting it; `times` multiplies by one of its scalars.
-    pub(super) fn update_by(
+    /// Returns scalars, each with its value for the outcome of the last step.
+    pub(super) fn picked(&self, scalars: &[Tensor<1>]) -> Vec<Tensor<1>> {
+        let pick = |values: &Tensor<1>| match values.dims() {
+            [1] => values.clone(),
+            _ => (values.clone() * self.outcome.clone()).sum(),
+        };
+        scalars.iter().map(pick).collect()
+    }
+
+    /// Returns the loss scale of picked scalars, if it is in use.
+    pub(super) fn loss_scale<'a>(&self, scalars: &'a [Tensor<1>]) -> Option<&'a Tensor<1>> {
+        scalars.get(if has_two_moments(&self.rule) { 3 } else { 1 })
+    }
+
+    /// Takes `before` back, as [`flat`](Self::flat) returned it, if the loss or a value of the
+    /// gradient is not finite; notes the outcome.
+    pub(super) fn keep_if_finite(
         &mut self,
-        times: impl Fn(usize, Tensor<1>) -> Tensor<1>,
-        gradient: Tensor<1>,
+        before: Vec<Tensor<1>>,
+        [loss, gradient]: [Tensor<1>; 2],
     ) {
+        let is_finite = |value: Tensor<1>| (value * 0.0).equal_elem(0.0).float();
+        let loss = is_finite(loss);
+        let updated = loss.clone() * is_finite(gradient);
+        let overflowed = loss.clone() - updated.clone();
+        self.outcome = Tensor::cat(vec![updated, overflowed, loss.neg() + 1.0], 0);
+        let mut kept = self.if_updated(before, self.flat());
+        // Kept in any case.
+        kept[0] = self.outcome.clone();
+        self.replace_flat(&kept);
+    }
+
+    /// Returns the tensors `after` if the last step made an update, otherwise `before`.
+    pub(in crate::step) fn if_updated(
+        &self,
+        before: Vec<Tensor<1>>,
+        after: Vec<Tensor<1>>,
+    ) -> Vec<Tensor<1>> {
+        let is_update = self.outcome.clone().slice(0..1).equal_elem(1.0);
+        let pairs = before.into_iter().zip(after);
+        let chosen = pairs.map(|(before, after)| {
+            let everywhere = is_update.clone().expand(after.dims());
+            before.mask_where(everywhere, after)
+        });
+        chosen.collect()
+    }
+
+    /// Takes back the count of an update that the device did not make.
+    pub(super) fn note_skip(&mut self) {
+        self.num_updates -= 1;
+    }
+
+    /// Makes an update with its picked scalars, without counting it.
+    pub(super) fn update(&mut self, scalars: &[Tensor<1>], gradient: Tensor<1>) {
         let parameters = self.parameters.clone();
         let decay = self.weight_decays.clone();
         let decay = decay.map(|decays| parameters.clone() * decays);
         let mut direction = match self.rule {
-            OptimizerChoice::Adamw(adam) => self.adam_direction(&adam, gradient, decay, &times),
+            OptimizerChoice::Adamw(adam) => self.adam_direction(&adam, gradient, decay, scalars),
             OptimizerChoice::Lamb(adam) => {
-                let direction = self.adam_direction(&adam, gradient, decay, &times);
+                let direction = self.adam_direction(&adam, gradient, decay, scalars);
                 let own = self.sums.norms(parameters.clone());
                 let of_direction = self.sums.norms(direction.clone());
                 let ratio = own.clone() / of_direction.clone();
@@ -199,7 +265,7 @@ impl DeviceOptimizer {
         if let Some(factors) = &self.rate_factors {
             direction = direction * factors.clone();
         }
-        self.parameters = parameters - times(0, direction);
+        self.parameters = parameters - direction * scalars[0].clone();
     }
 
     /// Moves both moments; returns the direction of the step.
@@ -208,15 +274,16 @@ impl DeviceOptimizer {
         adam: &AdamConfig,
         gradient: Tensor<1>,
         decay: Option<Tensor<1>>,
-        times: &impl Fn(usize, Tensor<1>) -> Tensor<1>,
+        scalars: &[Tensor<1>],
     ) -> Tensor<1> {
         let [beta1, beta2] = [adam.beta1, adam.beta2];
         let moments = &mut self.moments;
         let square = gradient.clone() * gradient.clone();
         moments[0] = moments[0].clone() + (gradient - moments[0].clone()) * (1.0 - beta1);
         moments[1] = moments[1].clone() * beta2 + square * (1.0 - beta2);
-        let root = times(2, moments[1].clone().sqrt());
-        added(times(1, moments[0].clone()) / (root + adam.epsilon), decay)
+        let root = moments[1].clone().sqrt() * scalars[2].clone();
+        let first = moments[0].clone() * scalars[1].clone();
+        added(first / (root + adam.epsilon), decay)
     }
 
     /// Moves the velocity; returns the direction of the step.
@@ -237,17 +304,19 @@ impl DeviceOptimizer {
         self.sums.scaled(whole, ratio.mask_fill(is_plain, 1.0))
     }
 
-    /// Returns parameters and moments, flat as they lie on the device.
+    /// Returns what a step changes: the outcome, parameters and moments, flat as they lie on the
+    /// device.
     pub(super) fn flat(&self) -> Vec<Tensor<1>> {
-        let mut flat = vec![self.parameters.clone()];
+        let mut flat = vec![self.outcome.clone(), self.parameters.clone()];
         flat.extend(self.moments.iter().cloned());
         flat
     }
 
     /// Continues in these tensors, in the order of [`flat`](Self::flat).
     pub(super) fn replace_flat(&mut self, flat: &[Tensor<1>]) {
-        self.parameters = flat[0].clone();
-        self.moments = flat[1..].to_vec();
+        self.outcome = flat[0].clone();
+        self.parameters = flat[1].clone();
+        self.moments = flat[2..].to_vec();
     }
 
     /// Returns `model` with these parameters, which are views of the flat ones.

@@ -38,6 +38,7 @@ pub use self::servers::{check_threads, serve};
 use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, SyncMode};
 use super::sync_plan::{bucket_cap_bytes, own_shards};
 use crate::config::{OnOff, SyncMethod};
+use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::parts::{depth, is_within};
 use crate::step::gradient_noise::NoiseSums;
@@ -348,6 +349,12 @@ impl HostReplica {
             num_samples: 0,
             traffic,
         })
+    }
+
+    /// Takes the scores of the step, if this rank has samples in it.
+    pub(super) fn take_scores(&mut self) -> Option<ScoreSums> {
+        let sums = std::mem::take(&mut self.scores.sums);
+        (sums.num_samples > 0).then_some(sums)
     }
 
     /// Returns what the ranks agreed on in the reduction of the last step.

@@ -308,7 +308,11 @@ fn measure_steps<T: Task>(
         .paced("bench", ("step", num_steps), 0..num_steps)
     {
         if step == num_warmup {
-            scores.extend(stepper.wait(&times.timer)?);
+            scores.extend(
+                stepper
+                    .wait(&times.timer)?
+                    .and_then(|results| results.scores),
+            );
             communicator.barrier()?;
             times = new_times();
             stepper.take_traffic();
@@ -324,10 +328,10 @@ fn measure_steps<T: Task>(
         let loaded = next_step(input, timer)?;
         let num_samples = loaded.global_num_samples as u64;
         let (end, called) = KernelCalls::of(|| stepper.step(task, context(step), loaded, timer));
-        scores.extend(end?.scores);
+        scores.extend(end?.scores());
         calls = called;
         if step + 1 == num_steps {
-            scores.extend(stepper.wait(timer)?);
+            scores.extend(stepper.wait(timer)?.and_then(|results| results.scores));
         }
         times.add_step(step as u64, num_samples, start.elapsed());
         if step >= num_warmup {

@@ -143,13 +143,10 @@ impl Trainee {
         let end = self
             .stepper
             .step(&self.task, context, loaded, &self.timer)?;
-        let scores = self
-            .stepper
-            .wait(&self.timer)?
-            .or(end.scores)
-            .unwrap_or_default();
+        let results = self.stepper.wait(&self.timer)?.or(end.results);
+        let scores = results.and_then(|results| results.scores);
         self.num_steps += 1;
-        Ok(scores.loss_mean() as f32)
+        Ok(scores.unwrap_or_default().loss_mean() as f32)
     }
 
     /// Copies the images of the first batch to all full batches, like a device that never uploads.
