@@ -61,7 +61,9 @@ pub mod gradients {
     pub use crate::algorithms::ReductionChoice;
     pub use crate::algorithms::{AllReducer, ExactReducer, HierarchicalReducer, ReductionKind};
     pub use crate::bucket::{Bucket, BucketPlan};
-    pub use crate::compress::{BucketCompressor, CompressionKind, PowerSgdLimits, TensorSpan};
+    pub use crate::compress::{
+        BucketCompressor, CompressionKind, PowerSgdLimits, RoundedSum, TensorSpan,
+    };
     pub use crate::header::{GlobalStepStatus, StepHeader, agree, locate_non_finite};
     #[cfg(feature = "nccl")]
     pub use crate::nccl::{NcclReduction, Readiness, library_version, verdict};

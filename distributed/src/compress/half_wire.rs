@@ -77,7 +77,6 @@ where
         residual: &mut [f32],
         communicator: &dyn Communicator,
     ) -> Result<Traffic, CollectiveError> {
-        let rank = communicator.rank();
         let world_size = communicator.world_size();
         let mut bytes_sent = 0;
         let mut exponent = 0;
@@ -94,48 +93,8 @@ where
             round(values, wire, residual);
         }
 
-        let own = segment(rank, world_size, values.len());
-        self.parts.resize(world_size * own.len(), T::default());
-        for round in 1..world_size {
-            let to = (rank + round) % world_size;
-            let from = (rank + world_size - round) % world_size;
-            let outgoing = &self.wire[segment(to, world_size, values.len())];
-            let incoming = &mut self.parts[from * own.len()..][..own.len()];
-            communicator.exchange(
-                to,
-                bytemuck::cast_slice(outgoing),
-                from,
-                bytemuck::cast_slice_mut(incoming),
-            )?;
-            bytes_sent += size_of_val(outgoing) as u64;
-        }
-        for start in (0..own.len()).step_by(BLOCK) {
-            let piece = start..own.len().min(start + BLOCK);
-            let place = own.start + piece.start..own.start + piece.end;
-            self.add_up(rank, own.len(), piece, &values[place.clone()]);
-            round(
-                &self.sum,
-                &mut self.wire[place.clone()],
-                &mut residual[place],
-            );
-        }
-
-        for round in 1..world_size {
-            let to = (rank + round) % world_size;
-            let from = (rank + world_size - round) % world_size;
-            let ranges = [own.clone(), segment(from, world_size, values.len())];
-            let [outgoing, incoming] = self
-                .wire
-                .get_disjoint_mut(ranges)
-                .expect("segments do not overlap");
-            communicator.exchange(
-                to,
-                bytemuck::cast_slice(outgoing),
-                from,
-                bytemuck::cast_slice_mut(incoming),
-            )?;
-            bytes_sent += size_of_val(outgoing) as u64;
-        }
+        let own = segment(communicator.rank(), world_size, values.len());
+        bytes_sent += self.exchange(&values[own.clone()], &mut residual[own], communicator)?;
         let mut error_squared = 0.0;
         for ((values, wire), residual) in values
             .chunks_mut(BLOCK)
@@ -152,6 +111,60 @@ where
             error_squared,
             ..Traffic::default()
         })
+    }
+
+    /// Replaces the wire by the rounded sum of all ranks' wires, and `errors` by the rounding errors
+    /// of the sum in this rank's segment. `values` are this rank's values of its segment. Returns
+    /// the bytes sent.
+    fn exchange(
+        &mut self,
+        values: &[f32],
+        errors: &mut [f32],
+        communicator: &dyn Communicator,
+    ) -> Result<u64, CollectiveError> {
+        let rank = communicator.rank();
+        let world_size = communicator.world_size();
+        let length = self.wire.len();
+        let mut bytes_sent = 0;
+        let own = segment(rank, world_size, length);
+        self.parts.resize(world_size * own.len(), T::default());
+        for round in 1..world_size {
+            let to = (rank + round) % world_size;
+            let from = (rank + world_size - round) % world_size;
+            let outgoing = &self.wire[segment(to, world_size, length)];
+            let incoming = &mut self.parts[from * own.len()..][..own.len()];
+            communicator.exchange(
+                to,
+                bytemuck::cast_slice(outgoing),
+                from,
+                bytemuck::cast_slice_mut(incoming),
+            )?;
+            bytes_sent += size_of_val(outgoing) as u64;
+        }
+        for start in (0..own.len()).step_by(BLOCK) {
+            let piece = start..own.len().min(start + BLOCK);
+            let place = own.start + piece.start..own.start + piece.end;
+            self.add_up(rank, own.len(), piece.clone(), &values[piece.clone()]);
+            round(&self.sum, &mut self.wire[place], &mut errors[piece]);
+        }
+
+        for round in 1..world_size {
+            let to = (rank + round) % world_size;
+            let from = (rank + world_size - round) % world_size;
+            let ranges = [own.clone(), segment(from, world_size, length)];
+            let [outgoing, incoming] = self
+                .wire
+                .get_disjoint_mut(ranges)
+                .expect("segments do not overlap");
+            communicator.exchange(
+                to,
+                bytemuck::cast_slice(outgoing),
+                from,
+                bytemuck::cast_slice_mut(incoming),
+            )?;
+            bytes_sent += size_of_val(outgoing) as u64;
+        }
+        Ok(bytes_sent)
     }
 
     /// Sums `piece` of this rank's segment, in rank order. The segment has `length` elements. `own`
@@ -175,6 +188,45 @@ where
                     .for_each(|(sum, part)| *sum += part);
             }
         }
+    }
+}
+
+/// Sum of a flat tensor that a device has rounded to `bf16`; the device keeps the rounding errors.
+#[derive(Debug)]
+pub struct RoundedSum(HalfWire<bf16>);
+
+impl RoundedSum {
+    /// Returns a sum of `length` elements.
+    pub fn new(length: usize) -> Self {
+        Self(HalfWire::new(length))
+    }
+
+    /// Replaces `values` by their rounded sum over all ranks. Returns the elements that this rank
+    /// added up, the rounding errors of their sums, and the bytes sent.
+    ///
+    /// # Errors
+    /// Returns an error if the job ends.
+    ///
+    /// # Panics
+    /// Panics if the number of `values` differs from that of [`new`](Self::new).
+    ///
+    /// # Collective
+    /// Must be called by all ranks.
+    pub fn sum(
+        &mut self,
+        values: &mut Vec<bf16>,
+        communicator: &dyn Communicator,
+    ) -> Result<(Range<usize>, Vec<f32>, u64), CollectiveError> {
+        let Self(wire) = self;
+        let length = wire.wire.len();
+        assert_eq!(values.len(), length, "rounded sum: lengths differ");
+        let own = segment(communicator.rank(), communicator.world_size(), length);
+        let summands = values[own.clone()].to_f32_vec();
+        let mut errors = vec![0.0; own.len()];
+        std::mem::swap(values, &mut wire.wire);
+        let bytes_sent = wire.exchange(&summands, &mut errors, communicator)?;
+        std::mem::swap(values, &mut wire.wire);
+        Ok((own, errors, bytes_sent))
     }
 }
 

@@ -21,6 +21,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use self::half_wire::HalfWire;
+pub use self::half_wire::RoundedSum;
 pub use self::kind::CompressionKind;
 use self::matrix::norm_squared;
 use self::power_sgd::PowerSgd;

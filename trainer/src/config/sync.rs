@@ -9,6 +9,7 @@ use crate::config::choices::{
     SyncKind, UpdateKind,
 };
 use crate::config::cli::SyncArgs;
+use distributed::gradients::CompressionKind;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -158,7 +159,9 @@ impl SyncSection {
     /// statistics are summed over several ranks.
     pub(crate) fn needs_main_memory(&self, syncs_norm: bool) -> Option<String> {
         match self.method {
-            SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
+            SyncMethod::Allreduce { compression, .. }
+                if compression.is_some() && compression.0 != CompressionKind::Bf16 =>
+            {
                 Some(format!("--compress {compression}"))
             }
             SyncMethod::Allreduce {

@@ -512,7 +512,10 @@ impl<M: Module> Stepper<M> {
 
     /// Returns the state of the gradients' reduction between two steps.
     pub fn reduction_state(&self) -> Option<ReductionState> {
-        self.host()?.reducer.reduction_state()
+        match &self.replica {
+            Replica::Host(host) => host.reducer.reduction_state(),
+            Replica::Device(device) => device.reduction_state(),
+        }
     }
 
     /// Restores the state that the reduction had after `num_steps` steps.
@@ -520,8 +523,9 @@ impl<M: Module> Stepper<M> {
     /// # Panics
     /// If a length differs from that of the [own state](Self::reduction_state).
     pub fn restore_reduction(&mut self, num_steps: u64, state: &ReductionState) {
-        if let Some(buckets) = self.host() {
-            buckets.reducer.restore(num_steps, state);
+        match &mut self.replica {
+            Replica::Host(host) => host.reducer.restore(num_steps, state),
+            Replica::Device(device) => device.restore_reduction(state),
         }
     }
 

@@ -811,6 +811,7 @@ fn devices_update_except_with_an_option_that_needs_main_memory_which_is_refused_
         "--ema-decay 0.9",
         "--learning-rate-factors conv1=0.5",
         "--clip-grad-norm 1",
+        "--compress bf16",
     ] {
         for world_size in [1, 4] {
             let config = on_device(flags, world_size).unwrap();
@@ -821,7 +822,7 @@ fn devices_update_except_with_an_option_that_needs_main_memory_which_is_refused_
     on_device("--batch-norm sync", 1).unwrap();
     for flags in [
         "--batch-norm sync",
-        "--compress bf16",
+        "--compress f16",
         "--gradient-noise",
         "--reduction exact",
         "--sync local-sgd",

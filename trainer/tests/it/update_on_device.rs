@@ -12,11 +12,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 use burn_resnet::{Activations, Computation, ResNetConfig};
 use datasets::{Augment, LoadedStep, ShardConfig, Targets};
 use distributed::communicator::SingleCommunicator;
+use distributed::gradients::CompressionKind;
 use distributed::replica::{ParameterLayout, read};
 use distributed::{Communicator, run_ranks};
 use trainer::config::cli::TrainArgs;
 use trainer::config::{
-    AdamConfig, LossScaling, OptimizerChoice, RateFactor, SgdConfig, SyncSection, UpdateKind,
+    AdamConfig, Compression, LossScaling, OptimizerChoice, RateFactor, ReductionChoice, SgdConfig,
+    SyncMethod, SyncSection, UpdateKind,
 };
 use trainer::model::ImageClassifier;
 use trainer::model::loss::{CrossEntropy, Loss};
@@ -355,7 +357,12 @@ fn tiny(further: &str) -> TrainArgs {
 
 #[test]
 fn a_whole_run_has_the_records_of_the_host_and_goes_on_from_its_checkpoints_to_the_same_bits() {
-    for options in ["", "--dtype f16", "--optimizer adamw --learning-rate 0.003"] {
+    for options in [
+        "",
+        "--dtype f16",
+        "--compress bf16",
+        "--optimizer adamw --learning-rate 0.003",
+    ] {
         let with = |more: &str| tiny(&format!("{options} {more}"));
         let device = run(
             1,
@@ -512,6 +519,55 @@ fn ranks_on_devices_have_equal_bits_after_each_step_and_train_as_in_main_memory(
     }
 }
 
+/// Largest difference of parameters and moments after sums in bf16, relative to the largest value.
+/// The ranks add other parts unrounded than in main memory.
+const HALF_TOLERANCE: f64 = 1e-3;
+
+/// A configuration with sums in bf16.
+fn in_bf16(update: UpdateKind) -> StepConfig {
+    let mut config = config(update);
+    config.sync.method = SyncMethod::Allreduce {
+        reduction: ReductionChoice::Hierarchical,
+        compression: Compression(CompressionKind::Bf16),
+        compress_warmup_steps: 0,
+    };
+    config
+}
+
+#[test]
+fn sums_in_bf16_have_equal_bits_on_all_ranks_and_train_as_in_main_memory() {
+    for world_size in [1, 2, 4] {
+        let course = |config| course_of_ranks(&config, &Device::flex(), world_size);
+        let [host, on_device] = [UpdateKind::Host, UpdateKind::Device]
+            .map(in_bf16)
+            .map(course);
+        // One rank rounds each value once in both places.
+        let tolerance = if world_size == 1 {
+            TOLERANCE
+        } else {
+            HALF_TOLERANCE
+        };
+        for (index, name) in ["parameters", "moments"].into_iter().enumerate() {
+            let what = format!("bf16, {world_size} ranks: {name}");
+            assert_close_by(tolerance, &what, [&host[index], &on_device[index]]);
+        }
+        assert_ne!(on_device, course(config(UpdateKind::Device)));
+    }
+    let traffic = on_two_ranks(&in_bf16(UpdateKind::Device), |_, stepper, steps| {
+        for (index, loaded) in steps.into_iter().enumerate() {
+            stepper.step(index, loaded).unwrap();
+        }
+        stepper.wait().unwrap();
+        stepper.take_traffic().total
+    });
+    for traffic in traffic {
+        let ratio = traffic.uncompressed_bytes as f64 / traffic.bytes_sent as f64;
+        assert!((ratio - 2.0).abs() < 0.01, "{traffic:?}");
+        let error = traffic.relative_error();
+        assert!(error > 1e-4 && error < 4e-3, "{traffic:?}");
+    }
+}
+
 /// Calls `act` with the stepper of each of two ranks that update on the device.
 fn on_two_ranks<T: Send>(
     config: &StepConfig,
@@ -548,14 +604,21 @@ fn a_value_that_is_not_finite_on_one_rank_ends_all_ranks_at_the_same_step_and_na
 
 #[test]
 fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all_without_a_trace() {
-    let skipping = StepConfig {
-        skips_non_finite: true,
-        ..config(UpdateKind::Device)
-    };
-    on_two_ranks(&skipping, |rank, stepper, steps| {
+    for config in [config, in_bf16].map(|config| config(UpdateKind::Device)) {
+        let skipping = StepConfig {
+            skips_non_finite: true,
+            ..config
+        };
+        skip_on_two_ranks(&skipping);
+    }
+}
+
+fn skip_on_two_ranks(skipping: &StepConfig) {
+    on_two_ranks(skipping, |rank, stepper, steps| {
         let mut steps = steps.into_iter();
         stepper.complete(0, steps.next().unwrap()).unwrap();
-        let before = stepper.state();
+        let state = |stepper: &StepperUnderTest| (stepper.state(), stepper.reduction_state());
+        let before = state(stepper);
         let mut second = steps.next().unwrap();
         if rank == 1 {
             second = with_bad_pixel(second, f32::INFINITY);
@@ -565,7 +628,7 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all_without_a_trace() {
             matches!(&second.outcome, StepOutcome::Skipped(reason) if reason.contains("on rank 1")),
             "{second:?}"
         );
-        assert_eq!((stepper.state() == before, second.scores), (true, None));
+        assert_eq!((state(stepper) == before, second.scores), (true, None));
         let third = stepper.complete(2, steps.next().unwrap()).unwrap();
         assert_eq!(third.outcome, StepOutcome::Updated);
     });

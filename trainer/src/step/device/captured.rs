@@ -20,7 +20,7 @@ use layers::backend::{Computation, Switches, overwrite};
 
 use super::optimizer::DeviceOptimizer;
 use super::placement::ORDER;
-use super::{DeviceReplica, Output, TAIL, UnreadStep, own_gradient, tail, update, uploaded};
+use super::{DeviceReplica, Output, TAIL, own_gradient, tail, update, uploaded};
 use crate::measure::timer::Timer;
 use crate::step::config::{Step, StepConfig};
 use crate::task::{BatchOf, PassSize, Task};
@@ -162,7 +162,7 @@ impl Capture {
             loss_sum: passed.loss_sum,
             size: PassSize::of(&batches[0]),
         };
-        replica.unread = Some(UnreadStep::new(step, passed.own, vec![output], facts));
+        replica.end(step, passed.own, vec![output], facts);
         Ok(true)
     }
 

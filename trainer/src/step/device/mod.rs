@@ -8,6 +8,7 @@
 //! that is not finite ends the run before something is saved, since saving waits for all results.
 
 mod captured;
+mod half_sum;
 mod optimizer;
 mod parameter_sums;
 mod placement;
@@ -21,7 +22,7 @@ use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use datasets::MicroBatch;
-use distributed::gradients::{Traffic, locate_non_finite};
+use distributed::gradients::{ReductionState, Traffic, locate_non_finite};
 use distributed::replica::take_gradients;
 use distributed::watchdog::Phase;
 use distributed::{CollectiveError, Communicator};
@@ -147,10 +148,11 @@ impl DeviceReplica {
         device: &Device,
     ) -> Result<Self> {
         let task = Arc::clone(task);
+        let optimizer = DeviceOptimizer::new(config, model, device);
         Ok(Self {
-            optimizer: DeviceOptimizer::new(config, model, device),
+            sum: DeviceSum::new(&config.sync, communicator, optimizer.placement())?,
+            optimizer,
             capture: Capture::new(config, device),
-            sum: DeviceSum::new(&config.sync, communicator)?,
             communicator: Arc::clone(communicator),
             scalars: Vec::new(),
             outputs: Vec::new(),
@@ -237,9 +239,19 @@ impl DeviceReplica {
         let (mean, facts) = update(&mut self.optimizer, sum, &scalars, step.can_skip);
         self.kept = step.context.keeps_gradients.then_some(mean);
         let outputs = std::mem::take(&mut self.outputs);
-        self.unread = Some(UnreadStep::new(step, own, outputs, facts));
+        self.end(step, own, outputs, facts);
         *model = self.optimizer.place(model.clone());
         Ok(())
+    }
+
+    /// Keeps what is read of a step, after its update.
+    fn end(&mut self, step: &Step, own: Tensor<1>, outputs: Vec<Output>, facts: Tensor<1>) {
+        if let DeviceSum::Half(sum) = &mut self.sum
+            && step.can_skip
+        {
+            sum.keep_if_updated(&self.optimizer);
+        }
+        self.unread = Some(UnreadStep::new(step, own, outputs, facts));
     }
 
     /// Returns the sum of a gradient with its tail over all ranks.
@@ -376,6 +388,20 @@ impl DeviceReplica {
         unused.map(|&index| entries[index].path.as_str()).collect()
     }
 
+    /// Returns the state of the sum between two steps.
+    pub(super) fn reduction_state(&self) -> Option<ReductionState> {
+        match &self.sum {
+            DeviceSum::Half(sum) => Some(sum.state(self.optimizer.placement())),
+            _ => None,
+        }
+    }
+
+    pub(super) fn restore_reduction(&mut self, state: &ReductionState) {
+        if let DeviceSum::Half(sum) = &mut self.sum {
+            sum.restore(self.optimizer.placement(), state);
+        }
+    }
+
     /// Describes the route of the gradients to the other ranks.
     pub(super) fn gradient_route(&self) -> &'static str {
         let is_captured = self.capture.as_ref().is_some_and(Capture::is_in_use);
@@ -383,6 +409,12 @@ impl DeviceReplica {
             (DeviceSum::OneRank, false) => "none, one rank, updated on the device",
             (DeviceSum::OneRank, true) => {
                 "none, one rank, updated on the device, a step as one recording"
+            }
+            (DeviceSum::Half(_), false) => {
+                "in one piece in bf16 after the backward pass, through main memory, updated on the device"
+            }
+            (DeviceSum::Half(_), true) => {
+                "in one piece in bf16 after the backward pass, through main memory, updated on the device, a step as two recordings"
             }
             (DeviceSum::Staged(_), false) => {
                 "in one piece after the backward pass, through main memory, updated on the device"

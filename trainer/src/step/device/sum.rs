@@ -11,6 +11,8 @@ use burn::tensor::{Tensor, TensorData};
 use distributed::gradients::{AllReducer, BucketContext, BucketReduction, Traffic};
 use distributed::{CollectiveError, Communicator};
 
+use super::half_sum::HalfSum;
+use super::placement::FlatPlacement;
 use crate::config::{SyncMethod, SyncSection};
 use crate::model::floats;
 
@@ -21,6 +23,8 @@ pub(super) enum DeviceSum {
     OneRank,
     /// Through main memory, by any communicator: one copy from the device and one to the device.
     Staged(Box<AllReducer>),
+    /// As `Staged`, in bf16.
+    Half(Box<HalfSum>),
 }
 
 impl DeviceSum {
@@ -28,7 +32,14 @@ impl DeviceSum {
     pub(super) fn new(
         sync: &SyncSection,
         communicator: &Arc<dyn Communicator>,
+        placement: &FlatPlacement,
     ) -> Result<Self, CollectiveError> {
+        if let SyncMethod::Allreduce { compression, .. } = sync.method
+            && compression.is_some()
+        {
+            // One rank rounds too.
+            return Ok(Self::Half(Box::new(HalfSum::new(placement, communicator))));
+        }
         if communicator.world_size() == 1 {
             return Ok(Self::OneRank);
         }
@@ -36,7 +47,7 @@ impl DeviceSum {
             SyncMethod::Allreduce { reduction, .. } => reduction.kind(),
             _ => None,
         };
-        let kind = kind.expect("`step::check` accepts only plain sums on devices");
+        let kind = kind.expect("`step::check` accepts only sums on devices in f32 or bf16");
         let reducer = AllReducer::new(kind, Arc::clone(communicator))?;
         Ok(Self::Staged(Box::new(reducer)))
     }
@@ -49,8 +60,10 @@ impl DeviceSum {
     /// Returns the sum of `own`, `[len]`, over all ranks.
     /// Collective: all ranks.
     pub(super) fn sum(&mut self, own: Tensor<1>) -> Result<(Tensor<1>, Traffic)> {
-        let Self::Staged(reducer) = self else {
-            return Ok((own, Traffic::default()));
+        let reducer = match self {
+            Self::OneRank => return Ok((own, Traffic::default())),
+            Self::Half(sum) => return sum.sum(own),
+            Self::Staged(reducer) => reducer,
         };
         let device = own.device();
         let [len] = own.dims();
