@@ -363,6 +363,13 @@ fn pattern(count: usize, seed: usize) -> Vec<f32> {
         .collect()
 }
 
+/// Gives each parameter the pattern of its number. Initial values would depend on other tests, which
+/// draw from the same generator.
+pub(super) fn patterned<M: Module>(module: M) -> M {
+    let of_pattern = |seed, values: Vec<f32>| pattern(values.len(), seed);
+    module.map(&mut Change(0, String::new(), of_pattern))
+}
+
 fn checksum(values: &[f32], seed: usize) -> f64 {
     let with = pattern(values.len(), seed);
     values
@@ -445,10 +452,7 @@ fn gradients(
 }
 
 fn with_patterns((name, parts, count, forward): Case) -> Case {
-    let mut change = Change(0, String::new(), |index, old: Vec<f32>| {
-        pattern(old.len(), index)
-    });
-    (name, parts.map(&mut change), count, forward)
+    (name, patterned(parts), count, forward)
 }
 
 #[test]
