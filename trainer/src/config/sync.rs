@@ -331,6 +331,17 @@ impl SyncArgs {
                 })?,
             },
         };
+        if let SyncMethod::Allreduce { compression, .. } = method
+            && compression.0 == CompressionKind::Bf16
+            && device == DeviceChoice::Ndarray
+            && self.update == Some(UpdateKind::Device)
+        {
+            return Err(conflict(
+                "--compress bf16",
+                "--update device --device ndarray",
+                "burn's ndarray has no 16-bit numbers; remove --update device",
+            ));
+        }
         Ok(SyncSection {
             method,
             overlap: self.overlap.unwrap_or(OnOff::On),

@@ -607,7 +607,7 @@ const REFUSED: &str = "\
 --optimizer sgd --epsilon 1e-8 => --epsilon has no effect without --optimizer adamw or lamb
 --optimizer lamb --trust-coefficient 1 => --trust-coefficient has no effect without --optimizer lars
 --optimizer adamw --beta1 1 => --beta1 & below 1 & got 1
---optimizer adamw --beta2 1.5 => --beta2 & 0 up to & got 1.5
+--optimizer adamw --beta2 1.5 => --beta2 & a number from 0, below 1 & got 1.5
 --optimizer adamw --epsilon 0 => --epsilon & above 1e-38 & got 0
 --optimizer lars --trust-coefficient 0 => --trust-coefficient & above 0
 --optimizer adamw --weight-decay 0 --decay-norm-and-bias=false => --decay-norm-and-bias has no effect without a --weight-decay above 0

@@ -111,12 +111,18 @@ fn wrong_usage_ends_with_code_2_and_names_the_flag() {
         ("launch -n 2 --name x -- train", "--restarts"),
         ("slurm submit -- train", "--ntasks-per-node"),
         ("study nowhere.toml", "cannot read nowhere.toml"),
-        ("study --dry-run modle.toml", "modle: unknown key for bench"),
+        (
+            "study --dry-run modle.toml",
+            "unexpected argument '--modle'",
+        ),
         (
             "study --dry-run s.toml --set foo=2",
-            "foo: unknown key for bench",
+            "unexpected argument '--foo'",
         ),
-        ("study --dry-run modle.toml", "did you mean model"),
+        (
+            "study --dry-run modle.toml",
+            "a similar argument exists: '--model'",
+        ),
         (
             "study --dry-run kind.toml",
             "set kind = \"train\" in its [[matrix]]",
