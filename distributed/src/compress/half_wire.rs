@@ -113,9 +113,9 @@ where
         })
     }
 
-    /// Replaces the wire by the rounded sum of all ranks' wires, and `errors` by the rounding errors
-    /// of the sum in this rank's segment. `values` are this rank's values of its segment. Returns
-    /// the bytes sent.
+    /// Replaces the wire by the rounded sum of all ranks' wires, and `errors` by the sum's rounding
+    /// errors in this rank's segment. `values` are this rank's values of its segment. Returns the
+    /// bytes sent.
     fn exchange(
         &mut self,
         values: &[f32],

@@ -160,8 +160,8 @@ impl Link {
         context
             .bind_to_thread()
             .map_err(by_driver("cuCtxSetCurrent"))?;
-        // Ahead of the connection: cudarc waits for all work of the GPU, and another rank may sum as
-        // soon as all have joined.
+        // Ahead of the connection: cudarc waits for all work of the GPU, and another rank may sum
+        // as soon as all have joined.
         let stream = context.new_stream().map_err(by_driver("cuStreamCreate"))?;
         Ok(Self {
             connection: Mutex::new(Connection::new(api, rank, world_size, id)?),

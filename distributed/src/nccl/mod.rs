@@ -34,8 +34,8 @@ mod tensor;
 pub use self::link::library_version;
 pub use self::readiness::{Readiness, verdict};
 
-/// Plain sum by `ncclAllReduce`: of tensors in the GPU's memory, or of buckets in host memory, which
-/// are copied to the GPU and back.
+/// Plain sum by `ncclAllReduce`: of tensors in the GPU's memory, or of buckets in host memory,
+/// which are copied to the GPU and back.
 ///
 /// Ranks need a barrier between the last reduction and the drop, which ends the connections to
 /// other ranks.
@@ -90,7 +90,7 @@ impl NcclReduction {
     /// wait. Notes a wait of the GPU in a sum for the watchdog.
     ///
     /// # Errors
-    /// Returns an error if the connection fails. Pending sums then end, and their values are invalid.
+    /// Returns an error if the connection fails. Pending sums then end with invalid values.
     pub fn wait_for<T>(
         &self,
         mut receive: impl FnMut() -> Option<T>,

@@ -3,8 +3,8 @@
 //! In: a tensor on this rank's GPU. Out: its sum over all ranks, in other memory of this GPU.
 //! Invariant: the sum is an operation of the stream on which burn computes. So it begins after the
 //! tensor is written, later operations wait for it, and the host waits for nothing.
-//! Source: cubecl 0.11.3, cubecl-cuda, `compute/server.rs`, `reduce_checked`, whose groups have only
-//! the GPUs of one process.
+//! Source: cubecl 0.11.3, cubecl-cuda, `compute/server.rs`, `reduce_checked`, whose groups have
+//! only the GPUs of one process.
 
 use std::any::TypeId;
 use std::sync::Arc;

@@ -363,8 +363,8 @@ fn pattern(count: usize, seed: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Gives each parameter the pattern of its number. Initial values would depend on other tests, which
-/// draw from the same generator.
+/// Gives each parameter the pattern of its number. Initial values would depend on other tests,
+/// which draw from the same generator.
 pub(super) fn patterned<M: Module>(module: M) -> M {
     let of_pattern = |seed, values: Vec<f32>| pattern(values.len(), seed);
     module.map(&mut Change(0, String::new(), of_pattern))

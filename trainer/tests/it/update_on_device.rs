@@ -519,9 +519,9 @@ fn ranks_on_devices_have_equal_bits_after_each_step_and_train_as_in_main_memory(
     }
 }
 
-/// Largest difference of parameters and moments after sums in bf16, relative to the largest value.
-/// The ranks add other parts unrounded than in main memory.
-const HALF_TOLERANCE: f64 = 1e-3;
+/// Largest difference of parameters and moments after sums in bf16, relative to the largest value:
+/// a unit of bf16, 2^-8. In main memory a rank adds its own part unrounded.
+const HALF_TOLERANCE: f64 = 4e-3;
 
 /// A configuration with sums in bf16.
 fn in_bf16(update: UpdateKind) -> StepConfig {

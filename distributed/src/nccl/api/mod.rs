@@ -192,8 +192,8 @@ impl Connection {
     /// Queues a sum on `stream`: that of `len` values of f32 at `from` over all ranks, into `to`.
     ///
     /// # Safety
-    /// `from` and `to` are memory for `len` values on this rank's GPU, equal or apart. Until the sum
-    /// has completed, only `stream`, a CUDA stream of that GPU, uses the memory.
+    /// `from` and `to` are memory for `len` values on this rank's GPU, equal or apart. Until the
+    /// sum has completed, only `stream`, a CUDA stream of that GPU, uses the memory.
     pub(super) unsafe fn sum(
         &mut self,
         [from, to]: [u64; 2],

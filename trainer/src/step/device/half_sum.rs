@@ -1,7 +1,7 @@
 //! The sum of a device's flat gradient in bf16: half of the bytes to main memory and between ranks.
 //!
-//! In: one flat tensor per rank, of equal lengths. Out: their sum, rounded to bf16, the same bits on
-//! every rank; the tail is summed in f32.
+//! In: one flat tensor per rank, of equal lengths. Out: their sum, rounded to bf16, the same bits
+//! on every rank; the tail is summed in f32.
 //! Invariant: as in `distributed::compress`, Σ residuals + result = Σ inputs, where an input is a
 //! gradient plus the previous residual. The residual lies on the device.
 
