@@ -233,7 +233,10 @@ impl<M: Module> Stepper<M> {
                 (agreed, StepOutcome::Updated)
             }
             Err(error) => {
-                let agreed = host.agreed();
+                let mut agreed = host.agreed();
+                // The losses of compression count only if the gradients are finite.
+                agreed.traffic.input_squared = 0.0;
+                agreed.traffic.error_squared = 0.0;
                 let outcome = self.skip(error)?;
                 if let Some(saved) = saved {
                     self.set_statistics(saved);
@@ -350,14 +353,9 @@ impl<M: Module> Stepper<M> {
     }
 
     /// Ends a step, with the results that became known.
-    fn end(&mut self, mut agreed: Agreed, results: Option<StepResults>) -> StepEnd {
+    fn end(&mut self, agreed: Agreed, results: Option<StepResults>) -> StepEnd {
         let outcome = results.as_ref().map(|results| &results.outcome);
         self.has_updated = outcome.is_none_or(|outcome| *outcome == StepOutcome::Updated);
-        if !self.has_updated {
-            // The losses of compression count only if the gradients are finite.
-            agreed.traffic.input_squared = 0.0;
-            agreed.traffic.error_squared = 0.0;
-        }
         self.traffic.num_steps += 1;
         self.traffic.total += agreed.traffic;
         StepEnd {
