@@ -80,9 +80,8 @@ impl ComputeArgs {
         if self.convolution == Some(Convolution::Direct) {
             section.expect_own_kernels("--convolution direct")?;
         }
-        // burn's ndarray has no 16-bit numbers.
         if section.dtype() != Activations::F32
-            && (section.kernels() != Kernels::Fused || device == DeviceChoice::Ndarray)
+            && (section.kernels() != Kernels::Fused || !device.has_16_bits())
         {
             return Err(conflict(
                 format!("--dtype {}", section.dtype()),

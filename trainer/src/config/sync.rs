@@ -333,13 +333,13 @@ impl SyncArgs {
         };
         if let SyncMethod::Allreduce { compression, .. } = method
             && compression.0 == CompressionKind::Bf16
-            && device == DeviceChoice::Ndarray
+            && !device.has_16_bits()
             && self.update == Some(UpdateKind::Device)
         {
             return Err(conflict(
                 "--compress bf16",
-                "--update device --device ndarray",
-                "burn's ndarray has no 16-bit numbers; remove --update device",
+                format!("--update device --device {device}"),
+                "numbers of 16 bits need --device cuda or flex; or remove --update device",
             ));
         }
         Ok(SyncSection {

@@ -75,6 +75,11 @@ impl DeviceChoice {
         }
     }
 
+    /// Returns true if burn has numbers of 16 bits on this device.
+    pub fn has_16_bits(self) -> bool {
+        self != Self::Ndarray
+    }
+
     /// Returns the default of `--input`. A GPU prepares its images, because the upload takes longer
     /// than this work.
     pub fn input(self) -> InputKind {
