@@ -175,6 +175,9 @@ pub(crate) struct PartsArgs {
     focal_gamma: Option<f64>,
 }
 
+/// The default of `--focal-gamma`.
+const FOCAL_GAMMA: f64 = 2.0;
+
 /// The networks of `trainer` with these custom parts.
 pub(crate) struct OwnParts;
 
@@ -185,7 +188,7 @@ impl ModelFamily for OwnParts {
     type Model = Network;
 
     fn fill(args: &mut PartsArgs) -> Result<(), ConfigError> {
-        match *args.focal_gamma.get_or_insert(2.0) {
+        match *args.focal_gamma.get_or_insert(FOCAL_GAMMA) {
             0.0..=10.0 => NetworkFamily::fill(&mut args.network),
             got => Err(invalid("--focal-gamma", "a number from 0 to 10", got)),
         }
@@ -207,7 +210,7 @@ impl ModelFamily for OwnParts {
 
     fn loss(args: &PartsArgs, _: Arc<dyn Loss>) -> Arc<dyn Loss> {
         Arc::new(Focal {
-            gamma: args.focal_gamma.unwrap_or(2.0),
+            gamma: args.focal_gamma.unwrap_or(FOCAL_GAMMA),
         })
     }
 

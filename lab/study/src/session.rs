@@ -284,10 +284,7 @@ impl<'a> StudyRunner<'a> {
     fn warm_up(&self, cell: &Cell) -> Outcome {
         let words = match cell.kind {
             Kind::Netbench => vec!["--version".to_owned()],
-            Kind::Bench | Kind::Train => {
-                let one_step = [("steps", "1"), ("warmup_steps", "0")];
-                cell.bench_words(&one_step.map(|(key, value)| (key, value.to_owned())))
-            }
+            Kind::Bench | Kind::Train => warm_up_words(cell),
         };
         let log = self.runs.directory.join("warm-up.log");
         let command = alone(self.runs.trainer, &words, 0, cell.threads);
@@ -296,6 +293,12 @@ impl<'a> StudyRunner<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns `bench` with one step of a cell on one rank.
+fn warm_up_words(cell: &Cell) -> Vec<String> {
+    let one_step = [("steps", "1"), ("warmup_steps", "0")];
+    cell.bench_words(&one_step.map(|(key, value)| (key, value.to_owned())))
 }
 
 /// Returns the line about an attempt.
@@ -384,6 +387,19 @@ mod tests {
             session.records.append(record)?;
         }
         Ok(session.study)
+    }
+
+    #[test]
+    fn the_warm_up_is_a_step_of_the_cell_with_all_that_bench_knows_of_it() {
+        let words_of = |rest: &str| {
+            let (_, cells) = study(&format!("[[matrix]]\nranks = 2\n{rest}")).unwrap();
+            warm_up_words(&cells[0]).join(" ")
+        };
+        let own = "model = \"resnet\"\ndepth = [8, 14]\nsteps = 20\nwarmup_steps = 3\nbatch_size_per_rank = 4\n";
+        let of_one = "--batch-size-per-rank 4 --dtype f32 --model resnet --steps 1 --threads 1 --warmup-steps 0 --depth 8";
+        assert_eq!(words_of(own), format!("bench {of_one}"));
+        let training = "kind = \"train\"\nmodel = \"resnet\"\ndepth = 8\nepochs = 2\ndownload = true\nbatch_size_per_rank = 4\n";
+        assert_eq!(words_of(training), format!("bench {of_one}"));
     }
 
     #[test]

@@ -82,7 +82,8 @@ fn strong_scaling_divides_the_batch_or_refuses() {
             assert!(cell.id.contains("-strong"));
         } else {
             let text = got.unwrap_err().to_string();
-            let expected = format!("{global} samples do not divide by {ranks} rank");
+            let ranks = records::counted(ranks, "rank");
+            let expected = format!("{global} samples do not divide by {ranks} of {passes} passes");
             assert!(text.contains(&expected), "{text}");
         }
     }
