@@ -241,26 +241,18 @@ fn interpolations_equal_burns() {
 }
 
 #[test]
-fn dropout_draws_by_the_seed_of_the_device_and_its_gradient_has_the_mask() {
+fn dropout_scales_the_values_it_keeps_and_its_gradient_has_the_mask() {
     let dropout = DropoutConfig::new(0.25).init();
     let device = device();
-    let run = |dtype| {
-        device.seed(3);
-        let x = Tensor::<3>::ones([20, 50, 3], &device).cast(dtype);
-        let x = x.detach().require_grad();
-        let [first, second] = [dropout.forward(x.clone()), dropout.forward(x.clone())];
-        let gradient = x.grad(&first.clone().backward()).expect("x has a gradient");
-        [first.inner(), second.inner(), gradient].map(|of| values(of.cast(FloatDType::F32)))
-    };
-    let [first, second, gradient] = run(FloatDType::F32);
+    let x = Tensor::<3>::ones([20, 50, 3], &device).require_grad();
+    let [first, second] = [dropout.forward(x.clone()), dropout.forward(x.clone())];
+    let gradient = x.grad(&first.clone().backward()).expect("x has a gradient");
+    let [first, second, gradient] = [first.inner(), second.inner(), gradient].map(values);
     assert_eq!(first, gradient);
     assert_ne!(first, second);
     let kept = first.iter().filter(|y| **y != 0.0).count();
     assert!(kept.abs_diff(2250) < 150, "{kept}");
     assert!(first.iter().all(|y| *y == 0.0 || *y == 4.0 / 3.0));
-    assert_eq!(run(FloatDType::F32), [first.clone(), second, gradient]);
-    let is_kept = |values: &[f32]| -> Vec<bool> { values.iter().map(|y| *y != 0.0).collect() };
-    assert_eq!(is_kept(&run(FloatDType::BF16)[0]), is_kept(&first));
     let outside = Tensor::<3>::ones([20, 50, 3], &device.clone().inner());
     assert_eq!(values(dropout.forward(outside)), vec![1.0; 3000]);
     let features = Features::from(Tensor::<4>::ones([2, 2, 2, 2], &device));
