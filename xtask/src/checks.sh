@@ -171,6 +171,13 @@ external() {
         grep -vF "$PWD" | sed 's/ (\*)$//' | sort -u
 }
 
+# vulkan: installs Mesa's Vulkan on the CPU, if no Vulkan is there.
+vulkan() {
+    ! ls /usr/share/vulkan/icd.d/*.json > /dev/null 2>&1 || return 0
+    [ -n "${MAY_INSTALL:-}" ] && has apt-get && (install mesa-vulkan-drivers) ||
+        echo "no Vulkan, so the GPU tests check nothing"
+}
+
 # Features that need other features of the crates below them, in a folder where burn is compiled
 # once more. No unit tests: their programs take minutes to compile.
 features() {
@@ -188,12 +195,13 @@ features() {
     local words=("${packages[@]/#/--package=}" "${features[@]}")
     words+=(--features lockstep-burn-train/burn-train,trainer/parquet,trainer/ndarray)
     words+=(--features lockstep-burn-resnet/ndarray,lockstep-layers/ndarray)
+    words+=(--features lockstep-layers/wgpu,trainer/wgpu)
     cargo test "${words[@]}" --test '*' -- second_opinion parquet
     cargo test "${words[@]}" --test burn_loop
     cargo test "${words[@]}" --test corpus -- inputs
     cargo build "${words[@]}" --example burn_loop --example own_loop
-    cargo check -p lockstep-layers -p trainer "${features[@]}" \
-        --features lockstep-layers/wgpu,trainer/wgpu --all-targets
+    vulkan
+    cargo test "${words[@]}" --test it -- --nocapture captured gpu_backend
     loops "$CARGO_TARGET_DIR/debug/examples"
 }
 
@@ -299,21 +307,20 @@ install() {
     "$@" || { "${apt_get[@]}" update && "$@"; }
 }
 
-# cuda_build: builds the trainer for CUDA where burn's compiler cannot download its LLVM bundle.
-# Sets `trainer` and `stubs`. The feature cuda-nvrtc compiles kernels by NVRTC at run time, so LLVM
-# is linked by name only: its symbols stay undefined in the program, and a library of stubs defines
-# them at start. A call of a stub ends the program, and so shows a use of LLVM. Only for checks:
-# with a network, build with plain `--features cuda`.
+# cuda_build FLAG...: builds the trainer for CUDA where burn's compiler cannot download its LLVM
+# bundle. Sets `trainer` and `stubs`. The feature cuda-nvrtc compiles kernels by NVRTC at run time,
+# so LLVM is linked by name only: its symbols stay undefined in the program, and a library of stubs
+# defines them at start. A call of a stub ends the program, and so shows a use of LLVM. Only for
+# checks: with a network, build with plain `--features cuda`.
 cuda_build() {
-    local folder=$PWD/target/cuda-offline
-    trainer=$folder/release/trainer
-    stubs=$folder/libllvm-absent.so
-    local with=cuda-nvrtc,kernel-cache,flex
-    # gpu_check packs Open MPI for machines without MPI.
-    [ ${#features[@]} != 0 ] || ! has ompi_info || with+=,mpi
+    local folder=$target/cuda
+    begin_folder "$folder"
     # The build scripts that download LLVM return at once for documentation of docs.rs.
-    DOCS_RS=1 RUSTFLAGS="${RUSTFLAGS:+$RUSTFLAGS }-C link-arg=-Wl,--unresolved-symbols=ignore-all" \
-        cargo build --release -p trainer --no-default-features --features $with --target-dir "$folder"
+    DOCS_RS=1 cargo rustc -p trainer --bin trainer "${features[@]}" --features cuda-nvrtc "$@" \
+        --target-dir "$folder" -- -C link-arg=-Wl,--unresolved-symbols=ignore-all
+    trainer=$(realpath "$folder"/debug/trainer)
+    [[ " $* " != *" --release "* ]] || trainer=$(realpath "$folder"/release/trainer)
+    stubs=$(realpath "$folder")/libllvm-absent.so
     {
         printf '#include <%s.h>\n' stdio stdlib
         echo 'static void end(const char *name) { fprintf(stderr, "absent: %s\n", name); abort(); }'
@@ -369,24 +376,65 @@ recorded() {
     done
 }
 
+# emulated_gpu COMMAND...: runs a command with an emulated GPU per rank of a node.
+emulated_gpu() {
+    FAKE_CUDA_DEVICES=2 CUDA_PATH=$emulated XDG_CACHE_HOME=$emulated/cache LD_LIBRARY_PATH=$emulated \
+        LD_PRELOAD=$stubs:$emulated/libcuda.so "$@"
+}
+
 # emulated: `verify` for three generations of GPUs, with kernels that g++ compiles for the CPU.
 emulated() {
-    local folder=$PWD/target/emulated name gpu
+    local name gpu
     has g++ || skip "no g++ to compile kernels for the CPU"
-    mkdir -p "$folder"
-    for name in cuda nvrtc; do
-        cc -O1 -shared -fPIC -pthread -o "$folder/lib$name.so" distributed/tests/fake/$name.c
+    mkdir -p "$emulated"
+    for name in cuda.so nvrtc.so nccl.so.2; do
+        cc -O1 -shared -fPIC -pthread -o "$emulated/lib$name" distributed/tests/fake/${name%%.*}.c
     done
-    cp distributed/tests/fake/emulated.h "$folder"
+    cp distributed/tests/fake/emulated.h "$emulated"
     for gpu in "70 f32" "70 f16" "80 f32" "90 f32" "90 bf16" "90 f16"; do
-        FAKE_CUDA_SM=${gpu% *} CUDA_PATH=$folder XDG_CACHE_HOME=$folder/cache LD_LIBRARY_PATH=$folder \
-            LD_PRELOAD=$stubs:$folder/libcuda.so "$trainer" verify --device cuda --dtype "${gpu#* }" --quick --only golden \
+        FAKE_CUDA_SM=${gpu% *} emulated_gpu "$trainer" verify --device cuda --dtype "${gpu#* }" --quick --only golden,nccl \
             --data-dir burn-resnet/tests/golden
     done
 }
 
+# emulated_ranks NAME FLAG...: a training by two processes with an emulated GPU each. Writes calls of
+# the driver and process numbers to $emulated/ranks/NAME.*.
+emulated_ranks() {
+    local files=$emulated/ranks/$1
+    shift
+    emulated_gpu on_ranks 2 sh -c 'echo $$ > $0.process-$OMPI_COMM_WORLD_RANK
+        FAKE_CUDA_LOG=$0.calls-$OMPI_COMM_WORLD_RANK exec "$@"' "$files" "$trainer" train --device cuda --model resnet8 \
+        --augment none --global-batch-size 4 --limit-train 24 --limit-test 4 --output-dir "$files" "$@"
+}
+
+# nccl_ranks: sums by the fake NCCL, the default, give the bits of sums through main memory. Between
+# the sums the host reads scores, a loss and four numbers. A stopped rank ends the job.
+nccl_ranks() {
+    local run=$emulated/ranks found launcher code=0
+    has mpirun && [ ${#features[@]} = 0 ] || skip "no mpirun with an MPI to build with; with one rank it passed"
+    rm -rf "$run"
+    mkdir -p "$run"
+    emulated_ranks nccl --epochs 1 | tee "$run/nccl.txt"
+    emulated_ranks mpi --epochs 1 --reduction mpi | tee "$run/mpi.txt"
+    found=$(sed -n 's/^parameters sha256 //p' "$run/nccl.txt" "$run/mpi.txt" | uniq -c | awk '{ print $1 }')
+    [ "$found" = 2 ] || fail "NCCL: expected the parameters of --reduction mpi"
+    found=$(awk '$1 == "call" { sums++; largest = most } $1 == "download" && sums && $4 > most { most = $4 }
+        END { print sums, largest }' "$run/nccl.calls-0")
+    [ "$found" = "6 80" ] || fail "NCCL: expected 6 sums and between them 80 bytes for the host, got $found"
+    emulated_ranks stopped --epochs 100 --timeout 30 > "$run/stopped.txt" 2>&1 &
+    launcher=$!
+    until grep "^epoch 1 step 4" "$run/stopped.txt"; do
+        sleep 0.2
+        kill -0 $launcher || fail "NCCL: $(cat "$run/stopped.txt")"
+    done
+    kill -STOP "$(cat "$run/stopped.process-1")"
+    wait $launcher || code=$?
+    [ $code != 0 ] && grep ncclAllReduce "$run/stopped.txt" ||
+        fail "NCCL: expected an end by the watchdog in ncclAllReduce, got exit code $code: $(cat "$run/stopped.txt")"
+}
+
 cuda() {
-    local trainer stubs text code=0
+    local emulated=$PWD/target/emulated trainer stubs text code=0
     cuda_build
     LD_PRELOAD=$stubs timeout 60 "$trainer" --version
     # The first steps on a GPU compile and tune every kernel.
@@ -403,6 +451,7 @@ cuda() {
     nvrtc
     recorded resnet20 8
     emulated
+    nccl_ranks
 }
 
 # pack_mpi FOLDER PROGRAM: copies Open MPI's launcher, its components for one machine, and the
@@ -432,7 +481,10 @@ gpu_check() {
             exit 2
         done
     fi
-    cuda_build
+    local with=kernel-cache,flex
+    # Open MPI is packed, for machines without MPI.
+    [ ${#features[@]} != 0 ] || ! has ompi_info || with+=,mpi
+    cuda_build --release --no-default-features --features $with
     rm -rf $folder
     mkdir -p $folder/data
     cp lab/peers/gpu/*.{sh,py} lab/peers/{architecture,job,pytorch_imagenet,resnet}.py "$stubs" $folder

@@ -47,7 +47,7 @@ pub fn bench<T: Task>(args: &BenchArgs, world: &World) -> Result<()> {
         let (file, left_out) = forecast(
             std::slice::from_ref(profile),
             &simulation.network,
-            &[method(&config.sync, profile)?],
+            &[method(&config.sync, profile)],
             &simulation.ranks,
             Scaling::Weak,
         )?;

@@ -85,9 +85,7 @@ fn predict<T: Task>(
         .try_for_each(|path| records::file::check_replaceable(path))?;
     let profiles = profiles::<T>(config, world)?;
     let methods = config.methods.iter();
-    let methods: Vec<_> = methods
-        .map(|sync| method(sync, &profiles[0]))
-        .collect::<Result<_>>()?;
+    let methods: Vec<_> = methods.map(|sync| method(sync, &profiles[0])).collect();
     let mut files = Vec::new();
     for (network, path) in config.networks.iter().zip(outputs) {
         let (mut file, left_out) =

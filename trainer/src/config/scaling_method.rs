@@ -13,7 +13,7 @@ use crate::config::choices::{DeviceChoice, ReductionChoice, ServerPlacement, Syn
 use crate::config::cli::SyncArgs;
 
 /// Syntax of a method.
-const EXPECTED: &str = "allreduce[:mpi|:ring|:halving-doubling|:hierarchical][+bf16|+f16|+powersgd:RANK|+topk:PERCENT], exact, \
+const EXPECTED: &str = "allreduce[:mpi|:ring|:halving-doubling|:hierarchical|:nccl][+bf16|+f16|+powersgd:RANK|+topk:PERCENT], exact, \
      parameter-server[:SERVERS][@beside|@own], async-parameter-server[:SERVERS[:STALENESS]][@beside|@own] or local-sgd[:STEPS]";
 
 /// Returns the method that `text` names, with the other options of `args`, for a world of at most
@@ -26,8 +26,12 @@ pub(super) fn scaling_method(
     let text = text.trim();
     let refuse = |error: &str| invalid("--methods", EXPECTED, format!("\"{text}\"{error}"));
     let args = flags(text, args, most_ranks).ok_or_else(|| refuse(""))?;
+    let device = match args.reduction {
+        Some(ReductionChoice::Nccl) => DeviceChoice::Cuda(None),
+        _ => DeviceChoice::Flex,
+    };
     options::expect_ranges(&args)
-        .and_then(|()| args.clone().decide(most_ranks, DeviceChoice::Flex))
+        .and_then(|()| args.clone().decide(most_ranks, device))
         .and_then(|section| {
             options::expect_effect(&args, &section)?;
             Ok(section)
@@ -73,8 +77,7 @@ fn flags(text: &str, args: &SyncArgs, most_ranks: usize) -> Option<SyncArgs> {
     if args.reduction == Some(ReductionChoice::Exact) {
         args.virtual_shards = Some(most_ranks);
     }
-    let is_simulated =
-        args.sync != Some(SyncKind::PostLocalSgd) && args.reduction != Some(ReductionChoice::Nccl);
+    let is_simulated = args.sync != Some(SyncKind::PostLocalSgd);
     (is_simulated && parts.next().is_none()).then_some(args)
 }
 
@@ -88,7 +91,11 @@ pub fn scaling_method_name(method: &SyncMethod) -> String {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
             format!("allreduce+{compression}")
         }
-        SyncMethod::Allreduce { reduction, .. } => format!("allreduce:{reduction}"),
+        SyncMethod::Allreduce {
+            reduction: Some(reduction),
+            ..
+        } => format!("allreduce:{reduction}"),
+        SyncMethod::Allreduce { .. } => "allreduce".to_owned(),
         SyncMethod::Exact { .. } => "exact".to_owned(),
         SyncMethod::ParameterServer {
             servers,
@@ -130,6 +137,7 @@ mod tests {
             "allreduce:ring",
             "allreduce:halving-doubling",
             "allreduce:hierarchical",
+            "allreduce:nccl",
             "allreduce+bf16",
             "allreduce+powersgd:4",
             "allreduce+topk:0.1",
@@ -154,7 +162,6 @@ mod tests {
             "",
             "ring",
             "allreduce:tree",
-            "allreduce:nccl",
             "allreduce:ring:2",
             "allreduce+zip",
             "allreduce:ring+bf16",

@@ -40,7 +40,7 @@ impl Default for SyncSection {
     fn default() -> Self {
         Self {
             method: SyncMethod::Allreduce {
-                reduction: ReductionChoice::Hierarchical,
+                reduction: Some(ReductionChoice::Hierarchical),
                 compression: Compression::default(),
                 compress_warmup_steps: 0,
             },
@@ -58,8 +58,9 @@ impl Default for SyncSection {
 pub enum SyncMethod {
     /// Every step sums all gradients.
     Allreduce {
-        /// Algorithm of the sum, unless gradients are compressed.
-        reduction: ReductionChoice,
+        /// Algorithm of the sum, unless gradients are compressed; `None`: NCCL if the ranks' GPUs
+        /// update and it loads on all ranks, otherwise hierarchical.
+        reduction: Option<ReductionChoice>,
         /// Encoding of the gradients.
         compression: Compression,
         /// Number of first steps sent uncompressed.
@@ -116,10 +117,7 @@ impl From<SyncSection> for SyncArgs {
                 compress_warmup_steps: compression.has_warmup().then_some(compress_warmup_steps),
                 ..args
             },
-            SyncMethod::Allreduce { reduction, .. } => Self {
-                reduction: Some(reduction),
-                ..args
-            },
+            SyncMethod::Allreduce { reduction, .. } => Self { reduction, ..args },
             SyncMethod::Exact { virtual_shards } => Self {
                 reduction: Some(ReductionChoice::Exact),
                 virtual_shards: Some(virtual_shards),
@@ -164,10 +162,6 @@ impl SyncSection {
             {
                 Some(format!("--compress {compression}"))
             }
-            SyncMethod::Allreduce {
-                reduction: ReductionChoice::Nccl,
-                ..
-            } => Some("--reduction nccl".to_owned()),
             SyncMethod::Allreduce { .. } => syncs_norm.then(|| "--batch-norm sync".to_owned()),
             SyncMethod::Exact { .. } => Some("--reduction exact".to_owned()),
             _ => Some(format!("--sync {}", self.method.kind())),
@@ -197,7 +191,7 @@ impl SyncSection {
     /// Rejects NCCL if this program or the device lacks it.
     pub(super) fn expect_offered(&self, device: DeviceChoice) -> Result<(), ConfigError> {
         let SyncMethod::Allreduce {
-            reduction: ReductionChoice::Nccl,
+            reduction: Some(reduction @ ReductionChoice::Nccl),
             ..
         } = self.method
         else {
@@ -208,7 +202,7 @@ impl SyncSection {
                 "--reduction",
                 "mpi, ring, halving-doubling, hierarchical or exact, as this program was built without nccl (rebuild with \
                  --features cuda; without --reduction gradients are staged through host memory over MPI)",
-                ReductionChoice::Nccl,
+                reduction,
             ));
         }
         match device {
@@ -310,7 +304,7 @@ impl SyncArgs {
     ) -> Result<SyncSection, ConfigError> {
         let every = self.every.unwrap_or(8);
         let method = match self.sync.unwrap_or(SyncKind::Allreduce) {
-            SyncKind::Allreduce => self.allreduce(world_size)?,
+            SyncKind::Allreduce => self.allreduce(world_size, device)?,
             SyncKind::ParameterServer => self.servers(world_size, None)?,
             SyncKind::AsyncParameterServer => {
                 let bound = self.staleness;
@@ -353,7 +347,11 @@ impl SyncArgs {
         })
     }
 
-    fn allreduce(&self, world_size: usize) -> Result<SyncMethod, ConfigError> {
+    fn allreduce(
+        &self,
+        world_size: usize,
+        device: DeviceChoice,
+    ) -> Result<SyncMethod, ConfigError> {
         let compression = self.compress.unwrap_or_default();
         match self.reduction {
             Some(reduction) if compression.is_some() => Err(conflict(
@@ -369,7 +367,7 @@ impl SyncArgs {
                 )?,
             }),
             reduction => Ok(SyncMethod::Allreduce {
-                reduction: reduction.unwrap_or(ReductionChoice::Hierarchical),
+                reduction: reduction.or(device.reduction()),
                 compression,
                 compress_warmup_steps: match compression.has_warmup() {
                     true => self.compress_warmup_steps.unwrap_or(10),

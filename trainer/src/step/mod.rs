@@ -439,7 +439,10 @@ impl<M: Module> Stepper<M> {
     pub fn finish(self) -> Result<(M, Option<Vec<u64>>)> {
         let staleness = match self.replica {
             Replica::Host(host) => host.finish()?,
-            Replica::Device(_) => None,
+            Replica::Device(device) => {
+                device.finish()?;
+                None
+            }
         };
         Ok((self.model, staleness))
     }
@@ -564,13 +567,14 @@ impl<M: Module> Stepper<M> {
     }
 
     /// Describes the route of the gradients to the other ranks.
-    pub fn gradient_route(&self) -> &'static str {
+    pub fn gradient_route(&self) -> String {
         let host = match &self.replica {
             Replica::Device(device) => return device.gradient_route(),
-            Replica::Host(_) if self.communicator.world_size() == 1 => return "none, one rank",
             Replica::Host(host) => host,
         };
-        if host.reducer.overlaps() {
+        let route = if self.communicator.world_size() == 1 {
+            "none, one rank"
+        } else if host.reducer.overlaps() {
             if self.supports_pass_context {
                 "layer by layer, reduced during the backward pass"
             } else {
@@ -580,6 +584,15 @@ impl<M: Module> Stepper<M> {
             "after the backward pass, as this MPI library lets one thread call it (MPI_THREAD_MULTIPLE is needed for overlap)"
         } else {
             "after the backward pass"
+        };
+        route.to_owned()
+    }
+
+    /// Returns a warning if the gradients take a slower route than expected.
+    pub fn route_warning(&self) -> Option<String> {
+        match &self.replica {
+            Replica::Device(device) => device.warning(),
+            Replica::Host(_) => None,
         }
     }
 

@@ -8,8 +8,9 @@
 use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::LazyLock;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use burn::tensor::StreamId;
 use datasets::threads;
@@ -101,6 +102,22 @@ impl<I: Send + 'static, O: Send + 'static> Readback<I, O> {
         }
     }
 
+    /// As [`receive`](Self::receive), but also returns `None` if there is no answer within `limit`.
+    ///
+    /// # Panics
+    /// As the reading did.
+    pub fn receive_within(&mut self, limit: Duration) -> Option<O> {
+        let left = self.num_unanswered.checked_sub(1)?;
+        match self.answers.recv_timeout(limit) {
+            Ok(answer) => {
+                self.num_unanswered = left;
+                Some(answer)
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => self.pass_panic_on(),
+        }
+    }
+
     fn pass_panic_on(&mut self) -> ! {
         if let Reader::Thread(_, thread) = &mut self.reader
             && let Some(Err(panic)) = thread.take().map(JoinHandle::join)
@@ -167,6 +184,22 @@ mod tests {
         (0..2).for_each(|item| readback.send(item));
         (0..2).for_each(|_| release.send(()).unwrap());
         assert_eq!((readback.receive(), readback.receive()), (Some(0), Some(1)));
+    }
+
+    #[test]
+    fn a_wait_with_a_limit_ends_and_the_answer_comes_later() {
+        let (release, held) = sync_channel(0);
+        let mut readback = Readback::start(move |item: usize| {
+            held.recv().unwrap();
+            item
+        });
+        readback.send(7);
+        assert_eq!(readback.receive_within(Duration::from_millis(1)), None);
+        assert_eq!(readback.num_unanswered(), 1);
+        release.send(()).unwrap();
+        let limit = Duration::from_secs(60);
+        let answers = [(); 2].map(|()| readback.receive_within(limit));
+        assert_eq!(answers, [Some(7), None]);
     }
 
     #[test]

@@ -1,19 +1,17 @@
 //! Methods of synchronisation in the form of the simulation.
 
-use anyhow::{Result, bail};
 use distributed::gradients::ReductionKind;
 use records::{PredictionRecord, ProfileFile};
 use simulate::{Method, Synchronisation, step_of};
 
 use crate::config::cli::SyncArgs;
-use crate::config::{OnOff, SyncMethod, SyncSection, scaling_method_name};
+use crate::config::{
+    OnOff, ReductionChoice, SyncMethod, SyncSection, UpdateKind, scaling_method_name,
+};
 use crate::step::sync_plan::{bucket_cap_bytes, consistency};
 
 /// Returns the method that these options request, for the model of `profile`.
-///
-/// # Errors
-/// If the method cannot be simulated.
-pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Result<Method> {
+pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Method {
     let synchronisation = match sync.method {
         SyncMethod::Allreduce { compression, .. } if compression.is_some() => {
             Synchronisation::Compressed {
@@ -21,12 +19,10 @@ pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Result<Method> {
                 encoding_s_per_byte: 0.0,
             }
         }
-        SyncMethod::Allreduce { reduction, .. } => match reduction.kind() {
-            Some(kind) => Synchronisation::AllReduce(kind),
-            None => bail!(
-                "--reduction {reduction} cannot be simulated: its times on GPUs are not known; give another"
-            ),
-        },
+        SyncMethod::Allreduce { reduction, .. } => {
+            let kind = reduction.and_then(ReductionChoice::kind);
+            kind.map_or(Synchronisation::Nccl, Synchronisation::AllReduce)
+        }
         SyncMethod::Exact { .. } => Synchronisation::AllReduce(ReductionKind::Exact),
         SyncMethod::ParameterServer {
             servers,
@@ -41,7 +37,8 @@ pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Result<Method> {
     };
     let flags = SyncArgs::from(sync.clone());
     let gradient_bytes = step_of(profile).num_bytes();
-    Ok(Method {
+    let is_on_device = sync.update == UpdateKind::Device;
+    Method {
         options: PredictionRecord {
             method: scaling_method_name(&sync.method),
             sync: sync.method.kind().to_string(),
@@ -53,9 +50,13 @@ pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Result<Method> {
             ..PredictionRecord::default()
         },
         synchronisation,
-        overlap: sync.overlap == OnOff::On,
-        bucket_bytes: bucket_cap_bytes(sync, gradient_bytes as usize) as u64,
-    })
+        // A device hands all gradients over at the end of the backward pass.
+        overlap: sync.overlap == OnOff::On && !is_on_device,
+        bucket_bytes: match is_on_device {
+            true => gradient_bytes,
+            false => bucket_cap_bytes(sync, gradient_bytes as usize) as u64,
+        },
+    }
 }
 
 #[cfg(test)]
@@ -81,9 +82,7 @@ mod tests {
             .unwrap()
             .unwrap();
         let methods = config.methods.iter();
-        let methods: Vec<Method> = methods
-            .map(|sync| method(sync, &profile()).unwrap())
-            .collect();
+        let methods: Vec<Method> = methods.map(|sync| method(sync, &profile())).collect();
         let network = &config.networks[0];
         forecast(
             &[profile()],

@@ -527,7 +527,7 @@ const HALF_TOLERANCE: f64 = 4e-3;
 fn in_bf16(update: UpdateKind) -> StepConfig {
     let mut config = config(update);
     config.sync.method = SyncMethod::Allreduce {
-        reduction: ReductionChoice::Hierarchical,
+        reduction: Some(ReductionChoice::Hierarchical),
         compression: Compression(CompressionKind::Bf16),
         compress_warmup_steps: 0,
     };

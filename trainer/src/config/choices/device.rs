@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use super::{InputKind, UpdateKind};
+use super::{InputKind, ReductionChoice, UpdateKind};
 
 /// A backend and the index of its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -86,6 +86,15 @@ impl DeviceChoice {
         match self {
             Self::Flex | Self::Ndarray => InputKind::Host,
             Self::Cuda(_) => InputKind::Device,
+        }
+    }
+
+    /// Returns the default of `--reduction`. `None`: the ranks choose when they start, as NCCL may
+    /// be absent.
+    pub fn reduction(self) -> Option<ReductionChoice> {
+        match self {
+            Self::Flex | Self::Ndarray => Some(ReductionChoice::Hierarchical),
+            Self::Cuda(_) => None,
         }
     }
 

@@ -21,7 +21,7 @@ pub struct SyncArgs {
     #[arg(long, value_name = "METHOD")]
     pub sync: Option<SyncKind>,
 
-    /// Algorithm of allreduce [default: hierarchical]
+    /// Algorithm of allreduce [default: nccl for cuda if it loads, else hierarchical]
     #[arg(long, value_name = "ALGORITHM")]
     pub reduction: Option<ReductionChoice>,
 

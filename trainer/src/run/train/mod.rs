@@ -114,6 +114,7 @@ pub fn fit<T: Task>(model: T::Model, session: &Session<'_, T>) -> Result<Outcome
     let reason = kept_from_device.map(|option| format!(", as {option} needs main memory"));
     let reason = reason.unwrap_or_default();
     reporter.detail(&format!("gradients {}{reason}", stepper.gradient_route()));
+    warnings.extend(stepper.route_warning());
     warnings.extend(vain_compression(&config.sync.method, || {
         stepper.reduction_state()
     }));

@@ -16,7 +16,6 @@ mod sum;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
 use burn::module::Module;
@@ -150,7 +149,7 @@ impl DeviceReplica {
         let task = Arc::clone(task);
         let optimizer = DeviceOptimizer::new(config, model, device);
         Ok(Self {
-            sum: DeviceSum::new(&config.sync, communicator, optimizer.placement())?,
+            sum: DeviceSum::new(config, communicator, optimizer.placement())?,
             optimizer,
             capture: Capture::new(config, device),
             communicator: Arc::clone(communicator),
@@ -258,11 +257,7 @@ impl DeviceReplica {
     /// Collective: all ranks.
     fn summed(&mut self, own: Tensor<1>, timer: &Timer) -> Result<Tensor<1>> {
         let _waiting = timer.enter(Phase::Waiting);
-        let start = Instant::now();
-        let (sum, traffic) = self.sum.sum(own)?;
-        if !matches!(self.sum, DeviceSum::OneRank) {
-            timer.add_bucket(0, start, Instant::now());
-        }
+        let (sum, traffic) = self.sum.sum(own, timer)?;
         self.traffic = traffic;
         Ok(sum)
     }
@@ -280,7 +275,7 @@ impl DeviceReplica {
             self.sent.push_back(unread.sent);
         }
         while self.readback.num_unanswered() > most_unread
-            && let Some(answer) = self.readback.receive()
+            && let Some(answer) = self.sum.receive(&mut self.readback)?
         {
             self.answers.push_back(answer?);
         }
@@ -403,26 +398,29 @@ impl DeviceReplica {
     }
 
     /// Describes the route of the gradients to the other ranks.
-    pub(super) fn gradient_route(&self) -> &'static str {
+    pub(super) fn gradient_route(&self) -> String {
         let is_captured = self.capture.as_ref().is_some_and(Capture::is_in_use);
-        match (&self.sum, is_captured) {
-            (DeviceSum::OneRank, false) => "none, one rank, updated on the device",
-            (DeviceSum::OneRank, true) => {
-                "none, one rank, updated on the device, a step as one recording"
-            }
-            (DeviceSum::Half(_), false) => {
-                "in one piece in bf16 after the backward pass, through main memory, updated on the device"
-            }
-            (DeviceSum::Half(_), true) => {
-                "in one piece in bf16 after the backward pass, through main memory, updated on the device, a step as two recordings"
-            }
-            (DeviceSum::Staged(_), false) => {
-                "in one piece after the backward pass, through main memory, updated on the device"
-            }
-            (DeviceSum::Staged(_), true) => {
-                "in one piece after the backward pass, through main memory, updated on the device, a step as two recordings"
-            }
-        }
+        let recordings = match (is_captured, self.sum.is_capturable()) {
+            (false, _) => "",
+            (true, true) => ", a step as one recording",
+            (true, false) => ", a step as two recordings",
+        };
+        format!("{}, updated on the device{recordings}", self.sum.route())
+    }
+
+    /// Returns a warning if NCCL was expected to sum and does not.
+    pub(super) fn warning(&self) -> Option<String> {
+        let obstacle = self.sum.obstacle()?;
+        Some(format!(
+            "gradients go through main memory, not by NCCL: {obstacle}"
+        ))
+    }
+
+    /// Ends the replica.
+    /// Collective: all ranks.
+    pub(super) fn finish(self) -> Result<()> {
+        // NCCL's connection ends here, when no other rank uses it.
+        Ok(self.communicator.barrier()?)
     }
 }
 

@@ -37,7 +37,7 @@ use self::servers::Servers;
 pub use self::servers::{check_threads, serve};
 use super::config::{Agreed, Clip, OptimizerState, Step, StepConfig, SyncMode};
 use super::sync_plan::{bucket_cap_bytes, own_shards};
-use crate::config::{OnOff, SyncMethod};
+use crate::config::{OnOff, ReductionChoice, SyncMethod};
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::parts::{depth, is_within};
@@ -467,7 +467,9 @@ fn reduction(
                 communicator,
             )?));
         }
-        SyncMethod::Allreduce { reduction, .. } => reduction.kind(),
+        SyncMethod::Allreduce { reduction, .. } => {
+            reduction.unwrap_or(ReductionChoice::Hierarchical).kind()
+        }
         _ => Some(ReductionKind::Library),
     };
     match kind {

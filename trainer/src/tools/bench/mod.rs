@@ -225,7 +225,7 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
         bytes_sent_per_step: traffic.bytes_sent / measured.traffic.num_steps.max(1),
         compression_error: traffic.relative_error(),
         method: scaling_method_name(&config.sync.method),
-        gradients: stepper.gradient_route().to_owned(),
+        gradients: stepper.gradient_route(),
         communication: communicator.library(),
     };
     let profile = profile::of(

@@ -324,25 +324,23 @@ fn path_of_gradients(facts: &Facts<'_>) -> Finding {
             true => "no libnccl.so.2 in the loader's directories".to_owned(),
             false => format!("there is {}", files.join(", ")),
         };
-        return Finding::ok(format!(
-            "{staged}; not by NCCL, which does not load on {name} ({files})"
-        ));
+        return Finding::warn(
+            format!("{staged}, as NCCL does not load on {name} ({files})"),
+            "install NCCL (package libnccl2) on every node, or add its folder to LD_LIBRARY_PATH",
+        );
     }
     let version = |one: &NcclFacts| one.version.clone().unwrap_or_default();
     let mut others = with_gpus.iter();
     match others.find(|(_, one)| one.version != first.version) {
         Some((name, other)) => Finding::warn(
             format!(
-                "{staged}; not by NCCL, which is {} on {first_name} and {} on {name}",
+                "{staged}, as NCCL is {} on {first_name} and {} on {name}",
                 version(first),
                 version(other)
             ),
-            "load the same NCCL on every node, or remove --reduction nccl",
+            "load the same NCCL on every node",
         ),
-        None => Finding::ok(format!(
-            "{staged}; by NCCL {} with --reduction nccl",
-            version(first)
-        )),
+        None => Finding::ok(format!("from GPU to GPU by NCCL {}", version(first))),
     }
 }
 

@@ -64,7 +64,7 @@ const CHECKS: [Check<Judge>; 8] = [
     ),
     Check::new(
         "nccl",
-        "NCCL joins one rank and returns its buckets unchanged",
+        "NCCL joins one rank and returns its tensors unchanged",
         steps::nccl,
     ),
     Check::new(

@@ -273,46 +273,48 @@ pub(super) fn ranks(subject: &Subject<'_>) -> Result<Finding> {
     ]))
 }
 
-/// Sums three buckets of one rank with NCCL on this GPU. The sums must equal the rank's values.
-#[cfg(feature = "nccl")]
+/// Sums three tensors of one rank with NCCL on this GPU. The sums must equal the rank's values.
+#[cfg(feature = "cuda")]
 pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
+    use burn::tensor::{Tensor, TensorData};
     use distributed::CollectiveError;
-    use distributed::gradients::{BucketContext, BucketReduction, NcclReduction};
+    use distributed::gradients::NcclReduction;
 
-    use crate::config::DeviceChoice;
+    use crate::model::floats;
 
-    let DeviceChoice::Cuda(gpu) = subject.compute.device else {
+    let Some(gpu) = NcclReduction::gpu_of(&subject.device) else {
         bail!(Skipped(
             "NCCL sums on NVIDIA GPUs: --device cuda".to_owned()
         ));
     };
     let alone = SingleCommunicator::new();
-    let mut reduction = match NcclReduction::new(&alone, gpu.unwrap_or(0), Arc::default()) {
+    let reduction = match NcclReduction::new(&alone, gpu, Arc::default()) {
         Err(error @ CollectiveError::NcclUnavailable { .. }) => {
             bail!(Skipped(error.to_string()));
         }
-        reduction => reduction?,
+        reduction => Arc::new(reduction?),
     };
-    // The first bucket is reduced twice, because its second reduction reuses memory.
     let mut expected = Vec::new();
     let mut got = Vec::new();
-    for (index, len) in [(0, 1 << 18), (1, 1001), (0, 1 << 18)] {
-        let mut values: Vec<f32> = (0..len).map(|index| index as f32 - 7.25).collect();
+    // Sums of one length, as a step has them, and of a length that is no power of two.
+    for len in [1 << 18, 1001, 1 << 18] {
+        let values: Vec<f32> = (0..len).map(|index| index as f32 - 7.25).collect();
         expected.extend_from_slice(&values);
-        reduction.reduce(BucketContext::default(), index, &mut values)?;
-        got.extend(values);
+        let own = Tensor::from_data(TensorData::new(values, [len]), &subject.device);
+        let (sum, _) = reduction.sum(own);
+        got.extend(floats(sum.into_data())?);
     }
     Ok(Finding::compared(vec![Compared::same_bits(
-        "three buckets",
+        "three tensors",
         &expected,
         &got,
     )]))
 }
 
-#[cfg(not(feature = "nccl"))]
+#[cfg(not(feature = "cuda"))]
 pub(super) fn nccl(_subject: &Subject<'_>) -> Result<Finding> {
     bail!(Skipped(
-        "this program was built without nccl: rebuild with --features cuda".to_owned(),
+        "this program was built without cuda: rebuild with --features cuda".to_owned(),
     ))
 }
 
