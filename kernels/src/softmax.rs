@@ -11,7 +11,7 @@ use crate::simd::{Isa, Task, exp, vectorized};
 
 /// Values of a piece, if a row is not longer.
 const PIECE_VALUES: usize = 4096;
-/// Channels of a row whose gradient fills vectors without other rows.
+/// Channels of a row that fills vectors without other rows.
 const LONG: usize = 64;
 /// Independent running sums.
 const LANES: usize = 16;
@@ -156,11 +156,36 @@ impl<E: Element> Task for Forward<'_, E> {
             powers,
             ..
         } = self.0;
+        let largest_of = |x: &[E]| folded(x, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+        if channels >= LONG {
+            for (x, y) in x
+                .chunks_exact(channels)
+                .zip(written.chunks_exact_mut(channels))
+            {
+                let largest = largest_of(x);
+                for (power, x) in powers.iter_mut().zip(x) {
+                    *power = share(x.to_f32() - largest);
+                }
+                let sum = folded(&powers[..channels], 0.0, |a, b| a + b);
+                if is_log {
+                    let log = libm::logf(sum);
+                    for (y, x) in y.iter_mut().zip(x) {
+                        *y = E::from_f32(x.to_f32() - largest - log);
+                    }
+                } else {
+                    let factor = 1.0 / sum;
+                    for (y, power) in y.iter_mut().zip(&*powers) {
+                        *y = E::from_f32(power * factor);
+                    }
+                }
+            }
+            return;
+        }
         for (values, x) in values
             .chunks_exact_mut(channels)
             .zip(x.chunks_exact(channels))
         {
-            let largest = folded(x, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+            let largest = largest_of(x);
             for (value, x) in values.iter_mut().zip(x) {
                 *value = x.to_f32() - largest;
             }
