@@ -126,6 +126,21 @@ pub fn part<E: Element>(widths: [usize; 2], y: &[E], [left, right]: [&mut [E]; 2
         });
 }
 
+/// Computes the sums of the two parts of rows that [`join`] put side by side.
+///
+/// # Shapes
+/// `y`: `[rows, 2 * width]`. `x`: `[rows, width]`.
+///
+/// # Panics
+/// If a length differs, `width` is 0, or the processor lacks `isa`.
+#[inline(never)]
+pub fn sum_parts<E: Element>(isa: Isa, width: usize, y: &[E], x: &mut [E]) {
+    check([width; 2], y.len(), [x.len(); 2]);
+    x.par_chunks_mut(PIECE_ROWS * width)
+        .zip(y.par_chunks(PIECE_ROWS * 2 * width))
+        .for_each(|(x, y)| vectorized(isa, SumsOfParts { width, y, x }));
+}
+
 /// Writes values in another format, rounded if it is narrower.
 ///
 /// # Panics
@@ -190,6 +205,27 @@ impl<A: Element, B: Element> Task for Converted<'_, A, B> {
     fn run(self) {
         for (y, x) in self.y.iter_mut().zip(self.x) {
             *y = B::from_f32(x.to_f32());
+        }
+    }
+}
+
+struct SumsOfParts<'a, E> {
+    width: usize,
+    y: &'a [E],
+    x: &'a mut [E],
+}
+
+impl<E: Element> Task for SumsOfParts<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.y.chunks_exact(2 * self.width);
+        for (x, y) in self.x.chunks_exact_mut(self.width).zip(rows) {
+            let (left, right) = y.split_at(self.width);
+            for (x, (left, right)) in x.iter_mut().zip(left.iter().zip(right)) {
+                *x = E::from_f32(left.to_f32() + right.to_f32());
+            }
         }
     }
 }
@@ -313,6 +349,22 @@ mod tests {
             let [a, b] = &mut parts;
             part(widths, &y, [a, b]);
             assert_eq!(parts, [left, right]);
+        }
+    }
+
+    #[test]
+    fn parts_of_rows_are_summed_the_same_everywhere() {
+        for (rows, width) in [(1, 1), (150, 19), (0, 2)] {
+            let y = values(rows * 2 * width, 3);
+            let x = same_everywhere(|isa| {
+                let mut x = vec![f32::NAN; rows * width];
+                sum_parts(isa, width, &y, &mut x);
+                x
+            });
+            for (at, x) in x.iter().enumerate() {
+                let left = at / width * 2 * width + at % width;
+                assert_eq!(*x, y[left] + y[left + width]);
+            }
         }
     }
 

@@ -41,6 +41,7 @@ fn instances<E: Element>() {
         copies::swap_axes::<E> as *const (),
         copies::join::<E> as *const (),
         copies::part::<E> as *const (),
+        copies::sum_parts::<E> as *const (),
         copies::repeat::<E> as *const (),
         copies::sum_repeated::<E> as *const (),
         dropout::<E> as *const (),

@@ -320,7 +320,7 @@ fn layer_norm_activations_attention_and_pools_allocate_nothing() {
         pool::max_pool(isa, pool, x, y, &mut taps);
         pool::max_pool_backward(isa, pool, y, &taps, &mut dx[..pool.input_len()]);
         pool::global_average(isa, x, 64, 16, &mut d_gamma);
-        pool::global_average_backward(isa, &d_gamma, 64, 16, &mut dx[..pool.input_len()]);
+        pool::global_average_backward(isa, &d_gamma, 64, 16, None, &mut dx[..pool.input_len()]);
     };
     assert_eq!(least_allocations(1, run), 0);
 }

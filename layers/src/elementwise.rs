@@ -11,7 +11,7 @@ use kernels::batch_norm::Rectifier;
 
 use crate::context::PassContext;
 use crate::features::Features;
-use crate::ops::single::{Operation, computes, single};
+use crate::ops::single::{Operation, computes, on_features, single};
 use crate::ops::stock;
 
 /// Arguments and results of these functions: [`Features`], or a tensor.
@@ -84,14 +84,16 @@ impl Elementwise for Features {
             Function::Relu6 => self.rectified(Rectifier::Relu6),
             _ => Err(self),
         };
-        let tensor = match features {
+        let values = match features {
             Ok(rectified) => return rectified,
-            Err(features) => Tensor::from(features),
+            Err(features) => features.into_values(),
         };
-        if computes(&tensor, &PassContext::current().computation) {
-            return tensor.apply(function).into();
+        let computation = PassContext::current().computation;
+        if computes(&values.tensor, &computation) {
+            let operation = Operation::Activation(function);
+            return on_features(values, [None, None], operation, computation.isa).into();
         }
-        stock::in_planes(tensor, |planes| planes.apply(function)).into()
+        stock::in_planes(values.tensor, |planes| planes.apply(function)).into()
     }
 
     fn dropped(self, probability: f64) -> Self {

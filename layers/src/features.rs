@@ -22,7 +22,7 @@ use crate::context::PassContext;
 use crate::elementwise::Elementwise;
 use crate::layer::{Convolved, Normalised, Skip};
 use crate::norm::{expect_channels, expect_values, folded, takes_batch_statistics};
-use crate::ops::single::{Operation, computes, single};
+use crate::ops::single::{Operation, computes, on_both, on_features};
 use crate::ops::{NormLink, stock};
 use kernels::activation::Function;
 use kernels::batch_norm::Rectifier;
@@ -143,6 +143,12 @@ impl From<Tensor<4>> for Features {
     }
 }
 
+impl From<Values> for Features {
+    fn from(values: Values) -> Self {
+        State::Ready(values).into()
+    }
+}
+
 impl From<Features> for Tensor<4> {
     fn from(features: Features) -> Self {
         features.into_values().tensor
@@ -174,32 +180,36 @@ impl Features {
     /// # Panics
     /// If there are no features, or other extents than channels differ.
     pub fn cat(features: Vec<Self>) -> Self {
-        let tensors: Vec<Tensor<4>> = features.into_iter().map(Tensor::from).collect();
-        let first = tensors.first().expect("features: cat needs at least one");
+        let all: Vec<Values> = features.into_iter().map(Self::into_values).collect();
+        let first = &all
+            .first()
+            .expect("features: cat needs at least one")
+            .tensor;
         let dtype = FloatDType::from(first.dtype());
         let extents = first.dims();
         let computation = PassContext::current().computation;
         let is_ours = computes(first, &computation) && dtype != FloatDType::F16;
-        let tensors = tensors.into_iter().map(|tensor| {
-            let dims = tensor.dims();
+        let all = all.into_iter().map(|values| {
+            let dims = values.tensor.dims();
             assert!(
                 dims[..3] == extents[..3] && dims[3] > 0,
                 "features: cat: expected {:?} and channels, got {dims:?}",
                 &extents[..3]
             );
-            tensor.cast(dtype)
+            if FloatDType::from(values.tensor.dtype()) == dtype {
+                values
+            } else {
+                values.tensor.cast(dtype).into()
+            }
         });
         if is_ours {
-            let join = |left: Tensor<4>, right: Tensor<4>| {
-                let right = Some(right.into_dispatch());
-                single(left, [right, None], Operation::Cat, computation.isa)
-            };
-            return tensors
+            let join = |left, right| on_both(left, right, Operation::Cat, computation.isa);
+            return all
                 .reduce(join)
                 .expect("features: cat needs at least one")
                 .into();
         }
-        stock::cat(tensors.collect()).into()
+        stock::cat(all.map(|values| values.tensor).collect()).into()
     }
 
     /// Returns shortcut A: every second row and column, padded to `channels` channels with zeros,
@@ -315,7 +325,7 @@ impl Add for Features {
             (other, State::Normalised(layer)) if layer.can_take_residual() => {
                 with_residual(layer, other)
             }
-            (left, right) => sum(left.evaluate().tensor, right.evaluate().tensor).into(),
+            (left, right) => sum(left.evaluate(), right.evaluate()).into(),
         }
     }
 }
@@ -330,7 +340,7 @@ macro_rules! arithmetic {
                 #[doc = concat!("The ", $doc, " of each value; sides of shape 1 in an axis are repeated. Of two number formats it is computed in f32, \
                     and given in that of the pass.")]
                 fn $method(self, other: Self) -> Self {
-                    $compute(self.into_values().tensor, other.into_values().tensor, $name::$method).into()
+                    $compute(self.into_values(), other.into_values().tensor, $name::$method).into()
                 }
             }
 
@@ -358,8 +368,7 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
         other => {
             let values = other.evaluate();
             if values.tensor.dims() != [n, height, width, channels] {
-                let normalised = layer.evaluate(NormLink::new(false)).tensor;
-                return sum(normalised, values.tensor).into();
+                return sum(layer.evaluate(NormLink::new(false)), values).into();
             }
             Skip::Identity(values)
         }
@@ -368,48 +377,46 @@ fn with_residual(mut layer: Box<Normalised>, residual: State) -> Features {
 }
 
 /// Adds, equal shapes by Lockstep's kernel.
-fn sum(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+fn sum(left: Values, right: Values) -> Values {
     let computation = PassContext::current().computation;
-    let is_ours = computes(&left, &computation)
-        && left.dims() == right.dims()
-        && left.dtype() == right.dtype()
-        && FloatDType::from(left.dtype()) != FloatDType::F16;
+    let [of_left, of_right] = [&left.tensor, &right.tensor];
+    let is_ours = computes(of_left, &computation)
+        && of_left.dims() == of_right.dims()
+        && of_left.dtype() == of_right.dtype()
+        && FloatDType::from(of_left.dtype()) != FloatDType::F16;
     if !is_ours {
-        return binary(left, right, Add::add);
+        return binary(left, right.tensor, Add::add);
     }
-    let right = Some(right.into_dispatch());
-    single(left, [right, None], Operation::Add, computation.isa)
+    on_both(left, right, Operation::Add, computation.isa)
 }
 
 /// Multiplies, with a factor of each image and channel by Lockstep's kernel.
 fn product(
-    left: Tensor<4>,
+    left: Values,
     right: Tensor<4>,
     operation: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>,
-) -> Tensor<4> {
+) -> Values {
     let computation = PassContext::current().computation;
-    let [n, .., channels] = left.dims();
+    let x = &left.tensor;
+    let [n, .., channels] = x.dims();
     let has_factors = right.dims() == [n, 1, 1, channels];
-    let has_format = format(&left, computation.activations) == FloatDType::from(left.dtype());
-    if !(has_factors && has_format && computes(&left, &computation)) {
+    let has_format = format(x, computation.activations) == FloatDType::from(x.dtype());
+    if !(has_factors && has_format && computes(x, &computation)) {
         return binary(left, right, operation);
     }
     let factors = widened(right).reshape([n, channels]).into_dispatch();
-    single(
-        left,
-        [Some(factors), None],
-        Operation::Scale,
-        computation.isa,
-    )
+    let parameters = [Some(factors), None];
+    on_features(left, parameters, Operation::Scale, computation.isa)
 }
 
 /// Applies an operation in the memory order of the operands; for two number formats in f32, then
 /// rounded to the format of the pass.
 fn binary(
-    left: Tensor<4>,
+    left: Values,
     right: Tensor<4>,
     operation: impl FnOnce(Tensor<4>, Tensor<4>) -> Tensor<4>,
-) -> Tensor<4> {
+) -> Values {
+    let left = left.tensor;
     let computation = PassContext::current().computation;
     let is_alike = left.dtype() == right.dtype();
     let [left, right] = if is_alike {
@@ -422,12 +429,11 @@ fn binary(
     } else {
         stock::binary(left, right, operation)
     };
+    let result = Values::from(result);
     if is_alike {
         result
     } else {
-        Values::from(result)
-            .in_format(computation.activations)
-            .tensor
+        result.in_format(computation.activations)
     }
 }
 

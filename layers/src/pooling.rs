@@ -168,10 +168,10 @@ pub(crate) fn by_burn(
 
 /// Returns the mean over all pixels: `[N, H, W, C]` to `[N, C]` in f32.
 pub fn global_avg_pool(features: impl Into<Features>) -> Tensor<2> {
-    let tensor = features.into().into_values().tensor;
+    let values = features.into().into_values();
     let computation = PassContext::current().computation;
     match computation.kernels {
-        Kernels::Stock => stock::global_average(tensor),
-        Kernels::Fused => global_average(tensor, computation.isa),
+        Kernels::Stock => stock::global_average(values.tensor),
+        Kernels::Fused => global_average(values, computation.isa),
     }
 }

@@ -222,7 +222,7 @@ fn average<E: Element>(bench: &Bench, images: usize, extent: usize, channels: us
         pool::global_average(bench.isa, &x, pixels, channels, &mut y);
     });
     tensor.measure("global average gradient", bytes, || {
-        pool::global_average_backward(bench.isa, &y, pixels, channels, &mut x);
+        pool::global_average_backward(bench.isa, &y, pixels, channels, None, &mut x);
     });
 }
 

@@ -38,10 +38,10 @@ pub fn global_average<E: Element>(
     images.for_each(|(y, x)| vectorized(isa, Mean { x, y }));
 }
 
-/// Computes dx = dy / pixels for every pixel.
+/// Computes dx = dy / pixels for every pixel, plus the addend.
 ///
 /// # Shapes
-/// `dy`: `[N, channels]`. `dx`: `[N, pixels, channels]`.
+/// `dy`: `[N, channels]`. `addend`, `dx`: `[N, pixels, channels]`.
 ///
 /// # Panics
 /// If a length differs, `pixels` or `channels` is 0, or the processor lacks `isa`.
@@ -51,13 +51,23 @@ pub fn global_average_backward<E: Element>(
     dy: &[f32],
     pixels: usize,
     channels: usize,
+    addend: Option<&[E]>,
     dx: &mut [E],
 ) {
     check(dx.len(), pixels, channels, dy.len());
+    let (len, image) = (dx.len(), pixels * channels);
     let images = dx
-        .par_chunks_exact_mut(pixels * channels)
+        .par_chunks_exact_mut(image)
         .zip(dy.par_chunks_exact(channels));
-    images.for_each(|(dx, dy)| vectorized(isa, Spread { dy, dx }));
+    match addend {
+        Some(addend) => {
+            assert_len("addend", addend.len(), len);
+            images
+                .zip(addend.par_chunks_exact(image))
+                .for_each(|((dx, dy), addend)| vectorized(isa, Added { dy, addend, dx }));
+        }
+        None => images.for_each(|(dx, dy)| vectorized(isa, Spread { dy, dx })),
+    }
 }
 
 pub(super) fn check(all: usize, pixels: usize, channels: usize, means: usize) {
@@ -101,6 +111,28 @@ impl<E: Element> Task for Mean<'_, E> {
             }
             for y in y {
                 *y /= pixels as f32;
+            }
+        }
+    }
+}
+
+struct Added<'a, E> {
+    dy: &'a [f32],
+    addend: &'a [E],
+    dx: &'a mut [E],
+}
+
+impl<E: Element> Task for Added<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let channels = self.dy.len();
+        let pixels = (self.dx.len() / channels) as f32;
+        let addends = self.addend.chunks_exact(channels);
+        for (dx, addend) in self.dx.chunks_exact_mut(channels).zip(addends) {
+            for ((dx, addend), dy) in dx.iter_mut().zip(addend).zip(self.dy) {
+                *dx = E::from_f32(addend.to_f32() + dy / pixels);
             }
         }
     }

@@ -5,6 +5,8 @@
 //! Invariant: each operation counts as compute-bound. So gradient checkpointing never runs a
 //! forward pass, and the reducer's sum in it, a second time.
 
+use std::mem;
+
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
@@ -13,11 +15,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, AutodiffBackend, Backend, TensorMetadata};
 
 use super::gradient_hook::call_hook;
-use super::single::{SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted};
+use super::single::{Operation, SingleGradients, SingleOptions, SingleOutput, SingleSaved, Wanted};
 use super::{
     Gate, LayerGradients, LayerOps, LayerOptions, LayerOutput, LayerSaved, ResidualKind, fused,
 };
 use crate::choices::Recompute;
+use kernels::simd::Isa;
 
 #[derive(Debug)]
 struct LayerBackward;
@@ -79,6 +82,21 @@ impl<B: LayerOps> Backward<B, 5> for LayerBackward {
     }
 }
 
+/// Adds a gradient by a kernel. burn's addition would first copy a tensor of the arena.
+fn plus<B: LayerOps>(
+    gradient: FloatTensor<B>,
+    addend: Option<FloatTensor<B>>,
+    isa: Isa,
+) -> FloatTensor<B> {
+    match addend {
+        Some(addend) => {
+            let options = SingleOptions::sum(isa);
+            B::single(gradient.clone(), addend, gradient, options).output
+        }
+        None => gradient,
+    }
+}
+
 #[derive(Debug)]
 struct SingleBackward;
 
@@ -92,19 +110,45 @@ impl<B: LayerOps> Backward<B, 3> for SingleBackward {
         _checkpointer: &mut Checkpointer,
     ) {
         let output_gradient = gradients.consume::<B>(&ops.node);
-        let (saved, options) = ops.state;
+        let (mut saved, mut options) = ops.state;
+        if let Some(link) = &options.output {
+            link.hold_gradient(false);
+        }
         let [input, weight, bias] = ops.parents;
-        let parents = [
+        let mut parents = [
             input,
             weight.filter(|_| options.has[0]),
             bias.filter(|_| options.has[1]),
         ];
         let wanted = parents.each_ref().map(Option::is_some);
+        let operation = options.operation;
+        if matches!(operation, Operation::Add | Operation::Cat)
+            && let [Some(left), Some(right), _] = &parents
+            && left.id == right.id
+        {
+            options.is_doubled = true;
+            parents[1] = None;
+        }
+        let isa = options.isa;
+        let links = mem::take(&mut options.inputs);
+        let mut addends = [0, 1].map(|side| {
+            let (node, link) = (parents[side].as_ref()?, links[side].as_ref()?);
+            link.hold_gradient(true)
+                .then(|| gradients.consume::<B>(node))
+        });
+        if matches!(operation, Operation::GlobalAverage { .. })
+            && let Some(addend) = addends[0].take()
+        {
+            saved.input = addend;
+            options.has_addend = true;
+        }
         let computed = B::single_backward(saved, output_gradient, options, wanted);
         let computed = [computed.input, computed.weight, computed.bias];
-        for (node, gradient) in parents.into_iter().zip(computed) {
+        let [of_input, of_weight] = addends;
+        let addends = [of_input, of_weight, None];
+        for ((node, gradient), addend) in parents.into_iter().zip(computed).zip(addends) {
             if let Some(node) = node {
-                gradients.register::<B>(node.id, gradient);
+                gradients.register::<B>(node.id, plus::<B>(gradient, addend, isa));
             }
         }
     }
@@ -234,7 +278,7 @@ impl<B: LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
             output,
             input,
             weight,
-        } = B::single(input, weight, bias, options);
+        } = B::single(input, weight, bias, options.clone());
         let untracked = <Self as AutodiffBackend>::from_inner;
         SingleOutput {
             input: untracked(input.clone()),

@@ -9,7 +9,8 @@ use burn::tensor::{Bool, FloatDType, Tensor, TensorData};
 use layers::{
     AttentionMask, AvgPool2dConfig, Conv2d, ConvTranspose2dConfig, DropoutConfig, Features,
     GroupNormConfig, Interpolate2dConfig, InterpolateMode, MaxPool2dConfig, PassContext,
-    fallback_ops, hard_swish, leaky_relu, log_softmax, masked_attention, sigmoid, softmax, tanh,
+    fallback_ops, global_avg_pool, hard_swish, leaky_relu, log_softmax, masked_attention, sigmoid,
+    softmax, tanh,
 };
 
 use crate::differences::values;
@@ -206,6 +207,21 @@ fn pools_of_2x2_windows_upsampling_and_cat_equal_burns() {
     let empty = || Tensor::<4>::zeros([0, 4, 4, 3], &device());
     assert_eq!(max.forward(empty()).dims(), [0, 2, 2, 3]);
     assert_eq!(average.forward(empty()).dims(), [0, 2, 2, 3]);
+}
+
+#[test]
+fn features_with_several_readers_get_the_sum_of_their_gradients() {
+    let pass = |x: Tensor<4>| {
+        let y = tanh(Features::from(x));
+        let gate = sigmoid(global_avg_pool(y.clone())).unsqueeze_dims::<4>(&[1, 2]);
+        let sum = y.clone() * gate + y.clone();
+        let doubled = sum.clone() + sum.clone();
+        let pair = Features::cat(vec![y.clone(), y]);
+        Features::cat(vec![doubled, sum, pair])
+    };
+    for shape in [[2, 3, 5, 7], [1, 1, 1, 16]] {
+        tensor("several readers", pass, shape);
+    }
 }
 
 #[test]

@@ -24,13 +24,14 @@ proptest! {
             y
         });
         assert_close("y", &y, &reference::global_average(&x, pixels, channels), 1e-6);
-        let dx = same_everywhere(|isa| {
+        let [dx, sum] = [None, Some(x.as_slice())].map(|addend| same_everywhere(|isa| {
             let mut dx = vec![f32::NAN; x.len()];
-            global_average_backward(isa, &y, pixels, channels, &mut dx);
+            global_average_backward(isa, &y, pixels, channels, addend, &mut dx);
             dx
-        });
+        }));
         for (i, dx) in dx.iter().enumerate() {
             prop_assert_eq!(*dx, y[i / (pixels * channels) * channels + i % channels] / pixels as f32);
+            prop_assert_eq!(sum[i], x[i] + *dx);
         }
     }
 
@@ -164,7 +165,7 @@ fn average_both<E: Element>(
     let mut y = vec![f32::NAN; dy.len()];
     let mut dx = vec![E::from_f32(f32::NAN); x.len()];
     global_average(isa, x, pixels, channels, &mut y);
-    global_average_backward(isa, dy, pixels, channels, &mut dx);
+    global_average_backward(isa, dy, pixels, channels, None, &mut dx);
     (y, dx)
 }
 

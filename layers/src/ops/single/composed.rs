@@ -55,8 +55,13 @@ pub(in crate::ops) fn backward<B: Backend>(
         dtype,
     );
     let spread = B::float_reshape(spread, Shape::new([n, 1, 1, channels]));
+    let spread = B::float_expand(spread, Shape::new(shape));
     SingleGradients {
-        input: B::float_expand(spread, Shape::new(shape)),
+        input: if options.has_addend {
+            B::float_add(saved.input, spread)
+        } else {
+            spread
+        },
         weight: saved.weight.clone(),
         bias: saved.weight,
     }

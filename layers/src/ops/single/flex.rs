@@ -36,6 +36,7 @@ pub(in crate::ops) fn forward<E: Activation>(
         operation,
         isa,
         has,
+        ..
     }: &SingleOptions,
 ) -> SingleOutput<Flex> {
     let x = E::activations(input.clone());
@@ -210,7 +211,13 @@ pub(in crate::ops) fn forward<E: Activation>(
 pub(in crate::ops) fn backward<E: Activation>(
     saved: SingleSaved<Flex>,
     output_gradient: FlexTensor,
-    &SingleOptions { operation, isa, .. }: &SingleOptions,
+    &SingleOptions {
+        operation,
+        isa,
+        has_addend,
+        is_doubled,
+        ..
+    }: &SingleOptions,
     wanted: Wanted,
 ) -> SingleGradients<Flex> {
     match operation {
@@ -256,15 +263,28 @@ pub(in crate::ops) fn backward<E: Activation>(
             );
         }
         Operation::Add => {
+            let output_gradient = if is_doubled {
+                let dy = E::activations(output_gradient);
+                sum::<E>(&dy, &dy, isa).output
+            } else {
+                output_gradient
+            };
             return SingleGradients {
                 input: output_gradient.clone(),
                 weight: output_gradient,
                 bias: nothing().1,
             };
         }
+        Operation::Cat if is_doubled => {
+            let dy = E::activations(output_gradient);
+            let mut dx = ARENA.take::<E>(saved.input.shape().num_elements());
+            copies::sum_parts(isa, width(&saved.input), E::values(&dy), &mut dx);
+            return of_input(dx, saved.input.shape());
+        }
         Operation::Cat => return of_joined::<E>(&saved, &E::activations(output_gradient)),
         Operation::GlobalAverage { shape, .. } => {
-            return of_means::<E>(&contiguous(output_gradient), shape, isa);
+            let addend = has_addend.then(|| E::activations(saved.input));
+            return of_means::<E>(&contiguous(output_gradient), shape, addend, isa);
         }
         _ => {}
     }
@@ -607,11 +627,17 @@ fn resample<E: Activation>(
     });
 }
 
-/// Returns the gradient of a mean's input, in the format `E`.
-fn of_means<E: Activation>(dy: &FlexTensor, shape: [usize; 4], isa: Isa) -> SingleGradients<Flex> {
+/// Returns the gradient of a mean's input, in the format `E`, plus the addend.
+fn of_means<E: Activation>(
+    dy: &FlexTensor,
+    shape: [usize; 4],
+    addend: Option<FlexTensor>,
+    isa: Isa,
+) -> SingleGradients<Flex> {
     let [_, height, width, channels] = shape;
     let mut dx = ARENA.take::<E>(shape.iter().product());
-    pool::global_average_backward(isa, floats(dy), height * width, channels, &mut dx);
+    let addend = addend.as_ref().map(E::values);
+    pool::global_average_backward(isa, floats(dy), height * width, channels, addend, &mut dx);
     of_input(dx, shape)
 }
 

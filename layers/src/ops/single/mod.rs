@@ -9,6 +9,8 @@ pub(super) mod composed;
 #[cfg(feature = "flex")]
 pub(super) mod flex;
 
+use std::sync::Arc;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, DispatchDevice, DispatchTensor, ExtensionType};
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -19,8 +21,9 @@ use kernels::simd::Isa;
 
 use super::clock::Kernel;
 use super::composed::widen;
-use super::{ConvolutionOptions, LayerOps};
+use super::{ConvolutionOptions, LayerOps, NormLink};
 use crate::choices::{Computation, Kernels};
+use crate::features::Values;
 
 /// An operation on x and two parameters.
 #[derive(Clone, Copy, Debug)]
@@ -116,20 +119,44 @@ impl Operation {
 }
 
 /// An operation without its tensors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SingleOptions {
     pub operation: Operation,
     /// Instruction set of Lockstep's kernels.
     pub isa: Isa,
     /// True for each parameter that exists: weight, bias.
     pub has: [bool; 2],
+    /// Links to the layers of the input and of the weight, if these are features.
+    pub inputs: [Option<Arc<NormLink>>; 2],
+    /// Link to the readers of features.
+    pub output: Option<Arc<NormLink>>,
+    /// True if a mean adds [`SingleSaved::input`] to its gradient.
+    pub has_addend: bool,
+    /// True if both sides of a sum or of [`Operation::Cat`] are one tensor, so the gradient of the
+    /// input is the sum of both gradients.
+    pub is_doubled: bool,
+}
+
+impl SingleOptions {
+    /// Returns the sum of two gradients as an operation.
+    pub(super) fn sum(isa: Isa) -> Self {
+        Self {
+            operation: Operation::Add,
+            isa,
+            has: [true, false],
+            inputs: [None, None],
+            output: None,
+            has_addend: false,
+            is_doubled: false,
+        }
+    }
 }
 
 /// Inputs of the backward pass.
 #[derive(ExtensionType, Clone, Debug)]
 pub(crate) struct SingleSaved<B: Backend> {
     /// The input `x`, or the result if the backward pass reads it (softmax, some activations). A
-    /// pool uses only its shape, and a mean does not use it.
+    /// pool uses only its shape. A mean has the gradient of another reader here, or any tensor.
     pub input: FloatTensor<B>,
     /// First parameter, of [`Operation::Cat`] only the shape; [`Operation::Add`] does not use it.
     /// For a max pool, the place of each maximum in one byte. Other operations do not use it.
@@ -187,7 +214,46 @@ pub(crate) fn single<const D: usize>(
     operation: Operation,
     isa: Isa,
 ) -> Tensor<D> {
-    Tensor::from_dispatch(run(input, parameters, operation, isa))
+    let links = [None, None];
+    Tensor::from_dispatch(run(input, parameters, operation, isa, (links, None)))
+}
+
+/// Runs an operation on features, whose gradients a kernel adds if there are several readers.
+///
+/// # Panics
+/// As [`single`].
+pub(crate) fn on_features(
+    input: Values,
+    parameters: [Option<DispatchTensor>; 2],
+    operation: Operation,
+    isa: Isa,
+) -> Values {
+    with_links(input.tensor, parameters, operation, isa, [input.link, None])
+}
+
+/// Runs an operation on two features: a sum, or one after the other.
+///
+/// # Panics
+/// As [`single`].
+pub(crate) fn on_both(left: Values, right: Values, operation: Operation, isa: Isa) -> Values {
+    let links = [left.link, right.link];
+    let right = Some(right.tensor.into_dispatch());
+    with_links(left.tensor, [right, None], operation, isa, links)
+}
+
+fn with_links(
+    input: Tensor<4>,
+    parameters: [Option<DispatchTensor>; 2],
+    operation: Operation,
+    isa: Isa,
+    inputs: [Option<Arc<NormLink>>; 2],
+) -> Values {
+    let link = Arc::new(NormLink::new(false));
+    let links = (inputs, Some(Arc::clone(&link)));
+    Values {
+        tensor: Tensor::from_dispatch(run(input, parameters, operation, isa, links)),
+        link: Some(link),
+    }
 }
 
 /// Returns the mean over all pixels of each image and channel, on any device, differentiable on
@@ -195,12 +261,14 @@ pub(crate) fn single<const D: usize>(
 ///
 /// # Shapes
 /// `[N, H, W, C]` to `[N, C]`, in f32 for any format of the input.
-pub(crate) fn global_average(input: Tensor<4>, isa: Isa) -> Tensor<2> {
+pub(crate) fn global_average(input: Values, isa: Isa) -> Tensor<2> {
+    let Values { tensor, link } = input;
     let operation = Operation::GlobalAverage {
-        shape: input.dims(),
-        dtype: FloatDType::from(input.dtype()),
+        shape: tensor.dims(),
+        dtype: FloatDType::from(tensor.dtype()),
     };
-    Tensor::from_dispatch(run(input, [None, None], operation, isa))
+    let links = ([link, None], None);
+    Tensor::from_dispatch(run(tensor, [None, None], operation, isa, links))
 }
 
 fn run<const D: usize>(
@@ -208,6 +276,7 @@ fn run<const D: usize>(
     parameters: [Option<DispatchTensor>; 2],
     operation: Operation,
     isa: Isa,
+    (inputs, output): ([Option<Arc<NormLink>>; 2], Option<Arc<NormLink>>),
 ) -> DispatchTensor {
     let has = parameters.each_ref().map(Option::is_some);
     let device = input.device();
@@ -221,6 +290,10 @@ fn run<const D: usize>(
         operation,
         isa,
         has,
+        inputs,
+        output,
+        has_addend: false,
+        is_doubled: false,
     };
     <Dispatch as LayerOps>::single(input.into_dispatch(), weight, bias, options).output
 }
