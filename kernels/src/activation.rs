@@ -204,10 +204,10 @@ fn relu6_slope(x: f32, dy: f32) -> f32 {
 #[inline(always)]
 fn normal(x: f32) -> (f32, f32) {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / (1.0 + 0.327_591_1 * z);
-    let mut p = 1.061_405_4;
+    let t = 1.0 / z.mul_add(0.327_591_1, 1.0);
+    let mut p = 1.061_405_4_f32;
     for coefficient in [-1.453_152_1, 1.421_413_8, -0.284_496_72, 0.254_829_6] {
-        p = p * t + coefficient;
+        p = p.mul_add(t, coefficient);
     }
     let density = exp(-z * z);
     let tail = 0.5 * p * t * density;
@@ -225,7 +225,7 @@ fn gelu(x: f32) -> f32 {
 fn gelu_slope(x: f32, dy: f32) -> f32 {
     let (share, density) = normal(x);
     let inside = if x.abs() > 14.0 { 0.0 } else { x };
-    dy * (share + inside * density * 0.398_942_3)
+    dy * (inside * density).mul_add(0.398_942_3, share)
 }
 
 #[inline(always)]
