@@ -11,7 +11,7 @@
 use rayon::prelude::*;
 
 use crate::Element;
-use crate::simd::{Isa, Task, vectorized};
+use crate::simd::{Isa, Task, halved, vectorized};
 
 /// Rows of a piece, whose sums for gamma and beta are taken in f32.
 const PIECE_ROWS: usize = 128;
@@ -199,11 +199,11 @@ impl<E: Element> Task for RowGradients<'_, E> {
             .zip(self.dy.chunks_exact(channels));
         for ((x, dy), dx) in rows.zip(self.dx.chunks_exact_mut(channels)) {
             let (mean, invstd) = statistics(x, self.gamma, self.epsilon);
-            let [plain, with_x] = sums(x, dy, self.gamma, |x, dy, gamma| {
-                [dy * gamma, dy * gamma * ((x - mean) * invstd)]
+            let plain = sum(x, dy, self.gamma, |_, dy, gamma| dy * gamma);
+            let with_x = sum(x, dy, self.gamma, |x, dy, gamma| {
+                dy * gamma * ((x - mean) * invstd)
             });
-            let plain = plain / channels as f32;
-            let with_x = with_x / channels as f32;
+            let [plain, with_x] = [plain, with_x].map(|sum| sum / channels as f32);
             let parameters = self
                 .gamma
                 .iter()
@@ -226,51 +226,36 @@ impl<E: Element> Task for RowGradients<'_, E> {
 #[inline(always)]
 fn statistics<E: Element>(x: &[E], gamma: &[f32], epsilon: f32) -> (f32, f32) {
     let count = x.len() as f32;
-    let [sum, _] = sums(x, x, gamma, |x, _, _| [x, 0.0]);
-    let mean = sum / count;
-    let [squares, _] = sums(x, x, gamma, |x, _, _| {
-        let centred = x - mean;
-        [centred * centred, 0.0]
-    });
+    let mean = sum(x, x, gamma, |x, _, _| x) / count;
+    let squares = sum(x, x, gamma, |x, _, _| (x - mean) * (x - mean));
     (mean, 1.0 / (squares / count + epsilon).sqrt())
 }
 
-/// Returns two sums over rows of one length, each in [`LANES`] lanes. Blocks are arrays, whose
-/// indices need no check.
+/// Returns a sum over rows of one length, in [`LANES`] lanes. Blocks are arrays, whose indices need
+/// no check.
+///
+/// One sum at a time: of two sums in a loop the compiler makes vectors of two lanes.
 #[inline(always)]
-fn sums<E: Element>(
-    x: &[E],
-    dy: &[E],
-    gamma: &[f32],
-    term: impl Fn(f32, f32, f32) -> [f32; 2],
-) -> [f32; 2] {
-    let mut lanes = [[0.0; LANES]; 2];
+fn sum<E: Element>(x: &[E], dy: &[E], gamma: &[f32], term: impl Fn(f32, f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0; LANES];
     let [(x, x_tail), (dy, dy_tail)] = [x, dy].map(<[E]>::as_chunks::<LANES>);
     let (gamma, gamma_tail) = gamma.as_chunks::<LANES>();
     for ((x, dy), gamma) in x.iter().zip(dy).zip(gamma) {
         for lane in 0..LANES {
-            let [a, b] = term(x[lane].to_f32(), dy[lane].to_f32(), gamma[lane]);
-            lanes[0][lane] += a;
-            lanes[1][lane] += b;
+            lanes[lane] += term(x[lane].to_f32(), dy[lane].to_f32(), gamma[lane]);
         }
     }
-    let tails = x_tail.iter().zip(dy_tail).zip(gamma_tail);
-    for (lane, ((x, dy), gamma)) in tails.enumerate() {
-        let [a, b] = term(x.to_f32(), dy.to_f32(), *gamma);
-        lanes[0][lane] += a;
-        lanes[1][lane] += b;
-    }
-    lanes.map(|lanes| {
-        let mut width = LANES / 2;
-        let mut sums = lanes;
-        while width > 0 {
-            for lane in 0..width {
-                sums[lane] += sums[lane + width];
-            }
-            width /= 2;
+    if !x_tail.is_empty() {
+        let mut terms = [0.0; LANES];
+        let tails = x_tail.iter().zip(dy_tail).zip(gamma_tail);
+        for (to, ((x, dy), gamma)) in terms.iter_mut().zip(tails) {
+            *to = term(x.to_f32(), dy.to_f32(), *gamma);
         }
-        sums[0]
-    })
+        for (lane, term) in lanes.iter_mut().zip(terms) {
+            *lane += term;
+        }
+    }
+    halved(lanes, |a, b| a + b)
 }
 
 #[cfg(test)]

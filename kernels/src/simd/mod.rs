@@ -26,6 +26,7 @@ pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
 pub(crate) use exp::{EXP_F64_LIMIT, exp, exp_f64, exp_m1};
 pub use peak::measure_fma_gflops;
 pub(crate) use portable::{bits_of, value_of};
+pub(crate) use task::halved;
 pub use task::{Task, vectorized};
 
 /// True if the processor reports Intel as its vendor.

@@ -38,6 +38,14 @@ pub fn vectorized<T: Task>(isa: Isa, task: T) -> T::Output {
     }
 }
 
+/// Returns a sum or maximum of 16 lanes, which halve: a chain of four operations instead of 16.
+#[inline(always)]
+pub(crate) fn halved(lanes: [f32; 16], of: impl Fn(f32, f32) -> f32) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|lane| of(lanes[lane], lanes[lane + 8]));
+    let four: [f32; 4] = std::array::from_fn(|lane| of(eight[lane], eight[lane + 4]));
+    of(of(four[0], four[2]), of(four[1], four[3]))
+}
+
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")]
 fn with_avx512<T: Task>(task: T) -> T::Output {
