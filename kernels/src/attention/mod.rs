@@ -14,7 +14,7 @@ mod tests;
 use crate::Element;
 use crate::pieces::{SharedMut, elements, for_each_piece, slots_len};
 use crate::simd::{Isa, vectorized};
-use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, Triangle, transpose};
+use steps::{COLUMNS, Gather, Product, Scatter, Softmax, SoftmaxGradient, Transpose, Triangle};
 
 /// Queries, keys, values, two of these the other way round in turn, the gradient of the result, a
 /// result.
@@ -267,6 +267,14 @@ impl<E: Element> Image<'_, E> {
                 triangle,
             });
         };
+        let transpose = |from: &[f32], to: &mut [f32]| {
+            isa.run(Transpose {
+                from,
+                from_stride: all_width,
+                to,
+                to_stride: all_tokens,
+            });
+        };
         let by_rows = ([all_tokens, 1], lower(Triangle::DepthTo));
         let by_columns = ([1, all_tokens], lower(Triangle::DepthFrom));
         for head in 0..heads {
@@ -274,7 +282,7 @@ impl<E: Element> Image<'_, E> {
             gather(qkv, 3 * row, part(0), q, scale);
             gather(qkv, 3 * row, part(1), k, 1.0);
             gather(qkv, 3 * row, part(2), v, 1.0);
-            transpose(k, all_width, other_way, all_tokens);
+            transpose(k, other_way);
             to_tokens(q, other_way, p);
             vectorized(
                 isa,
@@ -307,7 +315,7 @@ impl<E: Element> Image<'_, E> {
                 continue;
             };
             gather(gradient, row, head * width, dy, 1.0);
-            transpose(v, all_width, other_way, all_tokens);
+            transpose(v, other_way);
             to_tokens(dy, other_way, ds);
             vectorized(
                 isa,

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::Mask;
 use crate::Element;
-use crate::simd::{GenericWork, Kernel, Simd, Task, exp};
+use crate::simd::{GenericWork, Kernel, PANEL, Simd, Task, exp, halved};
 
 /// Rows of a register block.
 const ROWS: usize = 8;
@@ -79,11 +79,52 @@ impl<E: Element> Task for Scatter<'_, E> {
     }
 }
 
-/// Computes the matrix the other way round.
-pub(super) fn transpose(from: &[f32], from_stride: usize, to: &mut [f32], to_stride: usize) {
-    for (column, to) in to.chunks_exact_mut(to_stride).enumerate() {
-        for (to, from) in to.iter_mut().zip(from.chunks_exact(from_stride)) {
-            *to = from[column];
+/// A matrix of whole blocks the other way round.
+pub(super) struct Transpose<'a> {
+    pub(super) from: &'a [f32],
+    pub(super) from_stride: usize,
+    pub(super) to: &'a mut [f32],
+    pub(super) to_stride: usize,
+}
+
+impl GenericWork for Transpose<'_> {
+    type Output = ();
+
+    fn run<S: Simd>(self) {
+        let len = self.from_stride * self.to_stride;
+        let are_whole =
+            [self.from_stride, self.to_stride].map(|stride| stride.is_multiple_of(COLUMNS));
+        assert!(are_whole == [true; 2] && len <= self.from.len() && len <= self.to.len());
+        // SAFETY: features asserted by `Isa::run`; the kernel stays inside the slices, as just
+        // asserted.
+        unsafe { S::vectorize(self) }
+    }
+}
+
+impl<S: Simd> Kernel<S> for Transpose<'_> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let Self {
+            from_stride,
+            to_stride,
+            ..
+        } = self;
+        for row in (0..to_stride).step_by(S::LANES) {
+            for column in (0..from_stride).step_by(S::LANES) {
+                let from = self.from[row * from_stride + column..].as_ptr();
+                let to = self.to[column * to_stride + row..].as_mut_ptr();
+                // SAFETY: rows and columns are whole blocks, which lie inside the slices.
+                unsafe {
+                    let mut square = [S::zero(); PANEL];
+                    for (row, vector) in square.iter_mut().enumerate().take(S::LANES) {
+                        *vector = S::load(from.add(row * from_stride));
+                    }
+                    S::transpose(&mut square);
+                    for (column, vector) in square.into_iter().enumerate().take(S::LANES) {
+                        S::store(to.add(column * to_stride), vector);
+                    }
+                }
+            }
         }
     }
 }
@@ -258,31 +299,28 @@ impl Task for Softmax<'_> {
                     *value += mask;
                 }
             }
-            let largest = lanes(row, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-            let mut factor = 1.0;
-            if let Mask::Added(_) = self.mask {
-                let largest = if largest == f32::NEG_INFINITY {
-                    0.0
-                } else {
-                    largest
-                };
-                for block in row.as_chunks_mut::<COLUMNS>().0 {
-                    for value in block {
-                        let below = *value - largest;
-                        let power = exp(below);
-                        *value = if below < -87.0 { 0.0 } else { power };
-                    }
-                }
-                let sum = lanes(row, 0.0, |a, b| a + b);
-                factor /= if sum == 0.0 { 1.0 } else { sum };
+            let largest = largest(row);
+            let is_added = matches!(self.mask, Mask::Added(_));
+            let largest = if is_added && largest == f32::NEG_INFINITY {
+                0.0
             } else {
-                for block in row.as_chunks_mut::<COLUMNS>().0 {
-                    for value in block {
-                        *value = exp(*value - largest);
-                    }
+                largest
+            };
+            let mut sums = [0.0; COLUMNS];
+            for block in row.as_chunks_mut::<COLUMNS>().0 {
+                for (sum, value) in sums.iter_mut().zip(block) {
+                    let below = *value - largest;
+                    let power = exp(below);
+                    *value = if is_added && below < -87.0 {
+                        0.0
+                    } else {
+                        power
+                    };
+                    *sum += *value;
                 }
-                factor /= lanes(row, 0.0, |a, b| a + b);
             }
+            let sum = halved(sums, |a, b| a + b);
+            let factor = 1.0 / if is_added && sum == 0.0 { 1.0 } else { sum };
             // Before they become subnormal, which takes long.
             row[count..].fill(0.0);
             for value in row.iter_mut() {
@@ -325,7 +363,7 @@ impl Task for SoftmaxGradient<'_> {
                     sums[lane] += p[lane] * ds[lane];
                 }
             }
-            let mean = lanes(&sums, 0.0, |a, b| a + b);
+            let mean = halved(sums, |a, b| a + b);
             for (p, ds) in p.iter().zip(ds) {
                 *ds = p * (*ds - mean);
             }
@@ -339,14 +377,15 @@ fn seen(is_causal: bool, query: usize, tokens: usize) -> usize {
     if is_causal { query + 1 } else { tokens }
 }
 
-/// Returns a sum or maximum of a row of whole blocks in lanes of a block.
+/// Returns the largest value of a row of whole blocks; NaN is passed over.
 #[inline(always)]
-fn lanes(row: &[f32], start: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut sums = [start; COLUMNS];
+fn largest(row: &[f32]) -> f32 {
+    let larger = |a, b| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; COLUMNS];
     for block in row.as_chunks::<COLUMNS>().0 {
-        for (sum, value) in sums.iter_mut().zip(block) {
-            *sum = of(*sum, *value);
+        for (lane, value) in lanes.iter_mut().zip(block) {
+            *lane = larger(*lane, *value);
         }
     }
-    sums.into_iter().fold(start, of)
+    halved(lanes, larger)
 }
