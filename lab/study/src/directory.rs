@@ -16,6 +16,9 @@ use serde_json::Value;
 /// The document by which a directory is recognised.
 pub(crate) const DOCUMENT: &str = "study.json";
 
+/// Wait for a lock: a process that just started holds a copy of its parent's locks until its exec.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Other names in the directory of a study.
 const OWN: [&str; 7] = [
     "jobs",
@@ -52,7 +55,7 @@ pub(crate) fn lock(directory: &Path) -> Outcome<File> {
     check(directory)?;
     let failed = |error: std::io::Error| failed!("{error}");
     file::create_folder(directory).map_err(failed)?;
-    match file::lock(&directory.join("lock"), Duration::ZERO).map_err(failed)? {
+    match file::lock(&directory.join("lock"), PATIENCE).map_err(failed)? {
         Lock::Taken(file) => Ok(file),
         Lock::Busy(_) => Err(failed!(
             "{}: another study or comparison runs there. Wait for its end, or choose another --output.",
