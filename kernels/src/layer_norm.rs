@@ -234,7 +234,7 @@ fn statistics<E: Element>(x: &[E], gamma: &[f32], epsilon: f32) -> (f32, f32) {
 /// Returns a sum over rows of one length, in [`LANES`] lanes. Blocks are arrays, whose indices need
 /// no check.
 ///
-/// One sum at a time: of two sums in a loop the compiler makes vectors of two lanes.
+/// The loop computes one sum: the compiler vectorises two sums with only two lanes.
 #[inline(always)]
 fn sum<E: Element>(x: &[E], dy: &[E], gamma: &[f32], term: impl Fn(f32, f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];

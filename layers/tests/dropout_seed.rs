@@ -1,5 +1,5 @@
 //! Dropout draws from the generator of the device. All threads of a program share that generator,
-//! so this test has a program of its own.
+//! so this test is a separate program.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use layers::DropoutConfig;

@@ -174,8 +174,11 @@ external() {
 # vulkan: installs Mesa's Vulkan on the CPU, if no Vulkan is there.
 vulkan() {
     ! ls /usr/share/vulkan/icd.d/*.json > /dev/null 2>&1 || return 0
-    [ -n "${MAY_INSTALL:-}" ] && has apt-get && (install mesa-vulkan-drivers) ||
-        echo "no Vulkan, so the GPU tests check nothing"
+    if [ -n "${MAY_INSTALL:-}" ] && has apt-get; then
+        (install mesa-vulkan-drivers)
+    else
+        echo "no Vulkan: the GPU tests check nothing"
+    fi
 }
 
 # Features that need other features of the crates below them, in a folder where burn is compiled
@@ -201,8 +204,9 @@ features() {
     cargo test "${words[@]}" --test corpus -- inputs
     cargo build "${words[@]}" --example burn_loop --example own_loop
     vulkan
-    cargo test "${words[@]}" --test it -- --nocapture captured gpu_backend
+    cargo test "${words[@]}" --test it -- --nocapture captured gpu_backend 2>&1 | tee "$CARGO_TARGET_DIR/gpu.txt"
     loops "$CARGO_TARGET_DIR/debug/examples"
+    ! grep "NOT CHECKED.*adapter" "$CARGO_TARGET_DIR/gpu.txt" || skip "no Vulkan adapter; other features passed"
 }
 
 # on_ranks RANKS PROGRAM...
@@ -313,13 +317,13 @@ install() {
 # defines them at start. A call of a stub ends the program, and so shows a use of LLVM. Only for
 # checks: with a network, build with plain `--features cuda`.
 cuda_build() {
-    local folder=$target/cuda
+    local folder=$target/cuda profile=debug
+    [[ " $* " != *" --release "* ]] || profile=release
     begin_folder "$folder"
     # The build scripts that download LLVM return at once for documentation of docs.rs.
     DOCS_RS=1 cargo rustc -p trainer --bin trainer "${features[@]}" --features cuda-nvrtc "$@" \
         --target-dir "$folder" -- -C link-arg=-Wl,--unresolved-symbols=ignore-all
-    trainer=$(realpath "$folder"/debug/trainer)
-    [[ " $* " != *" --release "* ]] || trainer=$(realpath "$folder"/release/trainer)
+    trainer=$(realpath "$folder/$profile/trainer")
     stubs=$(realpath "$folder")/libllvm-absent.so
     {
         printf '#include <%s.h>\n' stdio stdlib
@@ -384,7 +388,7 @@ emulated_gpu() {
 
 # emulated: `verify` for three generations of GPUs, with kernels that g++ compiles for the CPU.
 emulated() {
-    local name gpu
+    local name gpu text
     has g++ || skip "no g++ to compile kernels for the CPU"
     mkdir -p "$emulated"
     for name in cuda.so nvrtc.so nccl.so.2; do
@@ -392,8 +396,10 @@ emulated() {
     done
     cp distributed/tests/fake/emulated.h "$emulated"
     for gpu in "70 f32" "70 f16" "80 f32" "90 f32" "90 bf16" "90 f16"; do
-        FAKE_CUDA_SM=${gpu% *} emulated_gpu "$trainer" verify --device cuda --dtype "${gpu#* }" --quick --only golden,nccl \
-            --data-dir burn-resnet/tests/golden
+        text=$(FAKE_CUDA_SM=${gpu% *} emulated_gpu "$trainer" verify --device cuda --dtype "${gpu#* }" --quick \
+            --only golden,nccl --data-dir burn-resnet/tests/golden 2>&1) || fail "verify on sm_$gpu: $text"
+        echo "$text"
+        ! grep skipped <<< "$text" || fail "verify on sm_$gpu: a check was skipped"
     done
 }
 
@@ -421,7 +427,7 @@ nccl_ranks() {
     found=$(awk '$1 == "call" { sums++; largest = most } $1 == "download" && sums && $4 > most { most = $4 }
         END { print sums, largest }' "$run/nccl.calls-0")
     [ "$found" = "6 80" ] || fail "NCCL: expected 6 sums and between them 80 bytes for the host, got $found"
-    emulated_ranks stopped --epochs 100 --timeout 30 > "$run/stopped.txt" 2>&1 &
+    emulated_ranks stopped --epochs 100 --timeout 30 --log-every-steps 1 > "$run/stopped.txt" 2>&1 &
     launcher=$!
     until grep "^epoch 1 step 4" "$run/stopped.txt"; do
         sleep 0.2

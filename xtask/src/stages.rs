@@ -62,7 +62,7 @@ const STAGES: [Stage; 19] = [
     of_script("memory", All, "tests of the kernels under AddressSanitizer"),
     of_script("arm", All, "kernels on aarch64; without qemu-user and a cross linker only compiled"),
     of_script("bits", All, "same bits with a C library that rounds differently, and on an emulated CPU without AVX-512"),
-    of_script("features", All, "cargo features parquet and ndarray, burn-train (also under mpirun); compiles burn again"),
+    of_script("features", All, "cargo features parquet, ndarray and wgpu (software Vulkan), burn-train (also under mpirun); compiles burn again"),
     stage("cuda", Named, "CUDA build without LLVM, about 40 minutes on 2 cores; kernels for a V100, A100 and H100; two ranks with emulated GPUs", cuda),
     stage("mpi", Always, "1 to 4 ranks under mpirun", mpi),
     stage("book", Always, "commands of the guide pages, each page in an empty folder", book),

@@ -79,7 +79,7 @@ impl<E: Element> Task for Scatter<'_, E> {
     }
 }
 
-/// A matrix of whole blocks the other way round.
+/// Transposition of a matrix of whole blocks.
 pub(super) struct Transpose<'a> {
     pub(super) from: &'a [f32],
     pub(super) from_stride: usize,
@@ -377,7 +377,7 @@ fn seen(is_causal: bool, query: usize, tokens: usize) -> usize {
     if is_causal { query + 1 } else { tokens }
 }
 
-/// Returns the largest value of a row of whole blocks; NaN is passed over.
+/// Returns the largest value of a row of whole blocks; ignores NaN.
 #[inline(always)]
 fn largest(row: &[f32]) -> f32 {
     let larger = |a, b| if b > a { b } else { a };

@@ -38,7 +38,7 @@ pub fn vectorized<T: Task>(isa: Isa, task: T) -> T::Output {
     }
 }
 
-/// Returns a sum or maximum of 16 lanes, which halve: a chain of four operations instead of 16.
+/// Reduces 16 lanes by halving: four dependent operations instead of 16.
 #[inline(always)]
 pub(crate) fn halved(lanes: [f32; 16], of: impl Fn(f32, f32) -> f32) -> f32 {
     let eight: [f32; 8] = std::array::from_fn(|lane| of(lanes[lane], lanes[lane + 8]));

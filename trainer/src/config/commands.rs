@@ -10,8 +10,10 @@ use super::family::Family;
 use super::options;
 use super::predict_scaling::of_network;
 use super::shared_settings;
-use super::sync::{SyncSection, timeout};
-use crate::config::choices::{BatchNormKind, DeviceChoice, LossScaling, UpdateKind};
+use super::sync::{SyncMethod, SyncSection, timeout};
+use crate::config::choices::{
+    BatchNormKind, DeviceChoice, LossScaling, ReductionChoice, UpdateKind,
+};
 use crate::config::cli::{BenchArgs, DoctorArgs, ModelArgs, ModelSection, TrainSplitArgs};
 use serde::Serialize;
 use simulate::NamedNetwork;
@@ -97,6 +99,9 @@ impl BenchConfig {
                 return Err(no_effect("--update device", because, "leave it out"));
             }
             sync.update = UpdateKind::Host;
+            if let SyncMethod::Allreduce { reduction, .. } = &mut sync.method {
+                reduction.get_or_insert(ReductionChoice::Hierarchical);
+            }
         }
         let mut model = args.model.clone();
         let model_name = family.decide(&mut model)?;

@@ -95,7 +95,8 @@ pub fn scaling_method_name(method: &SyncMethod) -> String {
             reduction: Some(reduction),
             ..
         } => format!("allreduce:{reduction}"),
-        SyncMethod::Allreduce { .. } => "allreduce".to_owned(),
+        // The default of GPUs.
+        SyncMethod::Allreduce { .. } => format!("allreduce:{}", ReductionChoice::Nccl),
         SyncMethod::Exact { .. } => "exact".to_owned(),
         SyncMethod::ParameterServer {
             servers,

@@ -102,7 +102,7 @@ impl<I: Send + 'static, O: Send + 'static> Readback<I, O> {
         }
     }
 
-    /// As [`receive`](Self::receive), but also returns `None` if there is no answer within `limit`.
+    /// Waits like [`receive`](Self::receive), at most `limit`; returns `None` after that.
     ///
     /// # Panics
     /// As the reading did.

@@ -50,7 +50,7 @@ pub fn method(sync: &SyncSection, profile: &ProfileFile) -> Method {
             ..PredictionRecord::default()
         },
         synchronisation,
-        // A device hands all gradients over at the end of the backward pass.
+        // A device sends all gradients after the backward pass.
         overlap: sync.overlap == OnOff::On && !is_on_device,
         bucket_bytes: match is_on_device {
             true => gradient_bytes,

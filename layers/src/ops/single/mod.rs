@@ -156,7 +156,8 @@ impl SingleOptions {
 #[derive(ExtensionType, Clone, Debug)]
 pub(crate) struct SingleSaved<B: Backend> {
     /// The input `x`, or the result if the backward pass reads it (softmax, some activations). A
-    /// pool uses only its shape. A mean has the gradient of another reader here, or any tensor.
+    /// pool uses only its shape. For a mean: the gradient of another reader
+    /// if `has_addend`, otherwise any tensor.
     pub input: FloatTensor<B>,
     /// First parameter, of [`Operation::Cat`] only the shape; [`Operation::Add`] does not use it.
     /// For a max pool, the place of each maximum in one byte. Other operations do not use it.
@@ -231,7 +232,7 @@ pub(crate) fn on_features(
     with_links(input.tensor, parameters, operation, isa, [input.link, None])
 }
 
-/// Runs an operation on two features: a sum, or one after the other.
+/// Runs an operation on two features: [`Operation::Add`] or [`Operation::Cat`].
 ///
 /// # Panics
 /// As [`single`].

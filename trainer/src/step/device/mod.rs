@@ -133,6 +133,12 @@ struct Facts {
     zero: f32,
 }
 
+impl Facts {
+    fn are_finite(&self) -> bool {
+        self.loss_sum.is_finite() && self.zero.is_finite()
+    }
+}
+
 impl DeviceReplica {
     /// Returns a replica at rest with the parameters of `model`.
     /// Collective: all ranks.
@@ -299,6 +305,11 @@ impl DeviceReplica {
         };
         let sent = self.sent.pop_front().expect("an answer has its step");
         self.stop |= facts.stop > 0.0;
+        if !facts.are_finite() {
+            // `check` reads a gradient, which waits for a sum in the queue. The watchdog knows of
+            // this wait only here.
+            self.read_back(0)?;
+        }
         let non_finite = self.check(&sent, scores.loss_sum as f32, facts)?;
         Ok(Some(Received {
             step: sent.step,
@@ -316,7 +327,7 @@ impl DeviceReplica {
         loss_sum: f32,
         facts: Facts,
     ) -> Result<Option<CollectiveError>> {
-        if !(facts.loss_sum.is_finite() && facts.zero.is_finite()) {
+        if !facts.are_finite() {
             let placement = self.optimizer.placement();
             let gradients = placement.read(&sent.own);
             let error = locate_non_finite(
@@ -410,16 +421,13 @@ impl DeviceReplica {
 
     /// Returns a warning if NCCL was expected to sum and does not.
     pub(super) fn warning(&self) -> Option<String> {
-        let obstacle = self.sum.obstacle()?;
-        Some(format!(
-            "gradients go through main memory, not by NCCL: {obstacle}"
-        ))
+        self.sum.warning()
     }
 
     /// Ends the replica.
     /// Collective: all ranks.
     pub(super) fn finish(self) -> Result<()> {
-        // NCCL's connection ends here, when no other rank uses it.
+        // A rank may close NCCL's connection only when no other rank uses it.
         Ok(self.communicator.barrier()?)
     }
 }

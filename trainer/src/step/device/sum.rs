@@ -25,7 +25,7 @@ use crate::step::readback::Readback;
 pub(super) enum DeviceSum {
     /// One rank, whose tensor is the sum.
     OneRank,
-    /// By NCCL, an operation of the GPU.
+    /// Sum by NCCL on the GPU's stream.
     #[cfg(feature = "cuda")]
     Nccl(Arc<distributed::gradients::NcclReduction>),
     /// Through main memory, by any communicator: one copy from the device and one to the device.
@@ -78,7 +78,7 @@ impl DeviceSum {
 
     /// Returns true if a captured step can contain the sum.
     pub(super) fn is_capturable(&self) -> bool {
-        // NCCL needs every rank to replay or none, and a rank decides by its own batches.
+        // Every rank must replay NCCL's sum or none, but each rank decides from its own batches.
         matches!(self, Self::OneRank)
     }
 
@@ -88,7 +88,7 @@ impl DeviceSum {
         let start = Instant::now();
         let summed = match self {
             Self::OneRank => return Ok((own, Traffic::default())),
-            // Only queued: the host knows no time of it.
+            // The host only queues the sum and cannot time it.
             #[cfg(feature = "cuda")]
             Self::Nccl(sum) => return Ok(sum.sum(own)),
             Self::Half(sum) => sum.sum(own)?,
@@ -136,12 +136,25 @@ impl DeviceSum {
         }
     }
 
-    /// Returns the reason why NCCL does not sum, if it was tried.
-    pub(super) fn obstacle(&self) -> Option<&CollectiveError> {
-        match self {
-            Self::Staged { obstacle, .. } => obstacle.as_ref(),
-            _ => None,
-        }
+    /// Returns a warning if NCCL was tried and does not sum.
+    pub(super) fn warning(&self) -> Option<String> {
+        let Self::Staged {
+            obstacle:
+                Some(CollectiveError::NcclUnavailable {
+                    ranks,
+                    problem,
+                    remedy,
+                }),
+            ..
+        } = self
+        else {
+            return None;
+        };
+        Some(format!(
+            "gradients are summed through main memory, not by NCCL (rank {}): {problem}. {remedy}, or give \
+             --reduction hierarchical.",
+            ranks[0]
+        ))
     }
 }
 

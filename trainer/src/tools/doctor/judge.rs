@@ -326,7 +326,7 @@ fn path_of_gradients(facts: &Facts<'_>) -> Finding {
         };
         return Finding::warn(
             format!("{staged}, as NCCL does not load on {name} ({files})"),
-            "install NCCL (package libnccl2) on every node, or add its folder to LD_LIBRARY_PATH",
+            "install NCCL 2.14 or newer (package libnccl2) on every node, or add its folder to LD_LIBRARY_PATH",
         );
     }
     let version = |one: &NcclFacts| one.version.clone().unwrap_or_default();

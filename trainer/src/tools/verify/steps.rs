@@ -296,7 +296,7 @@ pub(super) fn nccl(subject: &Subject<'_>) -> Result<Finding> {
     };
     let mut expected = Vec::new();
     let mut got = Vec::new();
-    // Sums of one length, as a step has them, and of a length that is no power of two.
+    // Two sums of one length, as in a step, and one of a length that is not a power of two.
     for len in [1 << 18, 1001, 1 << 18] {
         let values: Vec<f32> = (0..len).map(|index| index as f32 - 7.25).collect();
         expected.extend_from_slice(&values);
