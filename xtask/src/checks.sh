@@ -171,16 +171,6 @@ external() {
         grep -vF "$PWD" | sed 's/ (\*)$//' | sort -u
 }
 
-# vulkan: installs Mesa's Vulkan on the CPU, if no Vulkan is there.
-vulkan() {
-    ! ls /usr/share/vulkan/icd.d/*.json > /dev/null 2>&1 || return 0
-    if [ -n "${MAY_INSTALL:-}" ] && has apt-get; then
-        (install mesa-vulkan-drivers)
-    else
-        echo "no Vulkan: the GPU tests check nothing"
-    fi
-}
-
 # Features that need other features of the crates below them, in a folder where burn is compiled
 # once more. No unit tests: their programs take minutes to compile.
 features() {
@@ -203,7 +193,6 @@ features() {
     cargo test "${words[@]}" --test burn_loop
     cargo test "${words[@]}" --test corpus -- inputs
     cargo build "${words[@]}" --example burn_loop --example own_loop
-    vulkan
     cargo test "${words[@]}" --test it -- --nocapture captured gpu_backend 2>&1 | tee "$CARGO_TARGET_DIR/gpu.txt"
     loops "$CARGO_TARGET_DIR/debug/examples"
     ! grep "NOT CHECKED.*adapter" "$CARGO_TARGET_DIR/gpu.txt" || skip "no Vulkan adapter; other features passed"

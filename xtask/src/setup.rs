@@ -74,6 +74,8 @@ pub(crate) enum Need {
     /// Controller, node daemons, clients, and the PMIx by which Slurm starts MPI programs.
     Slurm,
     Browser,
+    /// Mesa's Vulkan on the CPU.
+    Vulkan,
 }
 
 /// Package managers: program, command before and after the packages, packages of each [`Need`].
@@ -81,21 +83,31 @@ pub(crate) enum Need {
 /// On Debian, Slurm opens libpmix.so by a name that only the development package has. dnf and
 /// zypper install MPI outside PATH; environment modules add it.
 #[rustfmt::skip]
-const MANAGERS: [(&str, &str, &str, [&str; 7]); 5] = [
+const MANAGERS: [(&str, &str, &str, [&str; 8]); 5] = [
     ("apt-get", "sudo apt-get install --no-install-recommends", "",
      ["gcc libc6-dev", "libopenmpi-dev", "openmpi-bin", "mpich libmpich-dev", "libclang-dev",
-      "slurm-wlm munge libpmix-dev", "chromium"]),
+      "slurm-wlm munge libpmix-dev", "chromium", "mesa-vulkan-drivers"]),
     ("dnf", "sudo dnf install", " && module load mpi/openmpi-x86_64",
      ["gcc", "openmpi-devel", "openmpi", "mpich mpich-devel", "clang-devel",
-      "slurm-slurmctld slurm-slurmd munge pmix-devel", "chromium"]),
+      "slurm-slurmctld slurm-slurmd munge pmix-devel", "chromium", "mesa-vulkan-drivers"]),
     ("zypper", "sudo zypper install", " && module load gnu-openmpi",
      ["gcc", "openmpi4-devel", "openmpi4", "mpich mpich-devel", "clang-devel",
-      "slurm slurm-node munge pmix-devel", "chromium"]),
+      "slurm slurm-node munge pmix-devel", "chromium", "libvulkan_lvp"]),
     ("pacman", "sudo pacman -S --needed", "",
-     ["gcc", "openmpi", "openmpi", "mpich", "clang", "slurm-llnl munge openpmix", "chromium"]),
+     ["gcc", "openmpi", "openmpi", "mpich", "clang", "slurm-llnl munge openpmix", "chromium", "vulkan-swrast"]),
     ("brew", "brew install", "",
-     ["gcc", "open-mpi", "open-mpi", "mpich", "llvm", "", "chromium"]),
+     ["gcc", "open-mpi", "open-mpi", "mpich", "llvm", "", "chromium", ""]),
 ];
+
+/// Installs a Vulkan on the CPU if there is no Vulkan and if allowed.
+pub(crate) fn provide_vulkan(installing: Installing) {
+    let mut drivers = fs::read_dir("/usr/share/vulkan/icd.d")
+        .into_iter()
+        .flatten();
+    if drivers.next().is_none() {
+        provide(&[Need::Vulkan], installing);
+    }
+}
 
 /// Installs packages if allowed; otherwise prints the command.
 pub(crate) fn provide(needs: &[Need], installing: Installing) {

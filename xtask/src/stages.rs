@@ -242,6 +242,10 @@ fn rows(context: &Context<'_>, stages: &[&'static Stage]) -> Vec<Row> {
             None => script(stage.name, may_install, mpi, None),
         })
     };
+    // First, because two stages at a time cannot install packages.
+    if stages.iter().any(|stage| stage.name == "features") {
+        setup::provide_vulkan(context.args.installing);
+    }
     let is_first = |stage: &&&Stage| FIRST.contains(&stage.name);
     let mut rows: Vec<Row> = stages.iter().filter(is_first).map(row).collect();
     let others = stages.iter().filter(|stage| !is_first(stage)).copied();
