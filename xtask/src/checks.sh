@@ -392,8 +392,8 @@ emulated() {
     done
 }
 
-# emulated_ranks NAME FLAG...: a training by two processes with an emulated GPU each. Writes calls of
-# the driver and process numbers to $emulated/ranks/NAME.*.
+# emulated_ranks NAME FLAG...: a training by two processes with an emulated GPU each. Writes calls
+# of the driver and process numbers to $emulated/ranks/NAME.*.
 emulated_ranks() {
     local files=$emulated/ranks/$1
     shift
@@ -402,8 +402,8 @@ emulated_ranks() {
         --augment none --global-batch-size 4 --limit-train 24 --limit-test 4 --output-dir "$files" "$@"
 }
 
-# nccl_ranks: sums by the fake NCCL, the default, give the bits of sums through main memory. Between
-# the sums the host reads scores, a loss and four numbers. A stopped rank ends the job.
+# nccl_ranks: sums by the fake NCCL, the default, give the bits of sums through main memory.
+# Between the sums the host reads scores, a loss and four numbers. A stopped rank ends the job.
 nccl_ranks() {
     local run=$emulated/ranks found launcher code=0
     has mpirun && [ ${#features[@]} = 0 ] || skip "no mpirun with an MPI to build with; with one rank it passed"

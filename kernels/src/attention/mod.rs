@@ -208,6 +208,7 @@ struct Image<'a, E> {
 }
 
 impl<E: Element> Image<'_, E> {
+    // tidy: long function because all products share the matrices and strides of a head
     fn run(self) {
         let Self { isa, qkv, mask, .. } = self;
         let Attention {

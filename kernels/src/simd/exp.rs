@@ -19,8 +19,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     part.mul_add(power, power)
 }
 
-/// Returns e^x - 1 for x up to 88, within 3 units in the last place, also next to 0. The lower limit
-/// is that of [`exp`].
+/// Returns e^x - 1 for x up to 88, within 3 units in the last place, also next to 0. The lower
+/// limit is that of [`exp`].
 #[inline(always)]
 pub(crate) fn exp_m1(x: f32) -> f32 {
     let (part, power) = parts(x);
