@@ -50,7 +50,7 @@ enum When {
 /// Stages in order. Those in [`FIRST`] run before all others. Then those with a function, which
 /// start processes that often wait, run while those of the script compile and compute.
 #[rustfmt::skip]
-const STAGES: [Stage; 19] = [
+const STAGES: [Stage; 20] = [
     of_script("fmt", Always, "rustfmt"),
     stage("tidy", Always, "rules of this workspace", |_| Ok(tidy::run(&[])?)),
     of_script("clippy", Always, "lints"),
@@ -62,8 +62,9 @@ const STAGES: [Stage; 19] = [
     of_script("memory", All, "tests of the kernels under AddressSanitizer"),
     of_script("arm", All, "kernels on aarch64; without qemu-user and a cross linker only compiled"),
     of_script("bits", All, "same bits with a C library that rounds differently, and on an emulated CPU without AVX-512"),
-    of_script("features", All, "cargo features parquet, ndarray and wgpu (software Vulkan), burn-train (also under mpirun); compiles burn again"),
+    of_script("features", All, "cargo features parquet and ndarray, burn-train (also under mpirun); compiles burn again"),
     stage("cuda", Named, "CUDA build without LLVM, about 40 minutes on 2 cores; kernels for a V100, A100 and H100; two ranks with emulated GPUs", cuda),
+    of_script("wgpu", Named, "GPU kernels and captured steps on Mesa's Vulkan for CPUs, about 20 minutes on 2 cores"),
     stage("mpi", Always, "1 to 4 ranks under mpirun", mpi),
     stage("book", Always, "commands of the guide pages, each page in an empty folder", book),
     stage("report", Always, "page of `trainer report` in Chromium, event files in TensorBoard", report),
@@ -243,7 +244,7 @@ fn rows(context: &Context<'_>, stages: &[&'static Stage]) -> Vec<Row> {
         })
     };
     // First, because two stages at a time cannot install packages.
-    if stages.iter().any(|stage| stage.name == "features") {
+    if stages.iter().any(|stage| stage.name == "wgpu") {
         setup::provide_vulkan(context.args.installing);
     }
     let is_first = |stage: &&&Stage| FIRST.contains(&stage.name);
