@@ -416,7 +416,7 @@ mod tests {
     #[test]
     fn chosen_stages_keep_their_order_and_long_ones_run_only_on_request() {
         assert_eq!(names("test --only doc,fmt"), ["fmt", "doc"]);
-        assert_eq!(names("test --all").len(), STAGES.len() - 1);
+        assert_eq!(names("test --all").len(), STAGES.len() - 2);
         assert!(!names("test").contains(&"slurm"));
         assert_eq!(names("test --all --only slurm"), ["slurm"]);
         let error = parsed("test --only lint").unwrap_err();
