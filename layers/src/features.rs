@@ -67,10 +67,15 @@ impl Values {
     /// has no link: its gradient is another tensor.
     pub(crate) fn in_format(self, activations: Activations) -> Self {
         let wanted = format(&self.tensor, activations);
-        if wanted == FloatDType::from(self.tensor.dtype()) {
+        self.cast(wanted)
+    }
+
+    /// Keeps the link if the number format stays.
+    fn cast(self, dtype: FloatDType) -> Self {
+        if dtype == FloatDType::from(self.tensor.dtype()) {
             self
         } else {
-            self.tensor.cast(wanted).into()
+            self.tensor.cast(dtype).into()
         }
     }
 }
@@ -196,11 +201,7 @@ impl Features {
                 "features: cat: expected {:?} and channels, got {dims:?}",
                 &extents[..3]
             );
-            if FloatDType::from(values.tensor.dtype()) == dtype {
-                values
-            } else {
-                values.tensor.cast(dtype).into()
-            }
+            values.cast(dtype)
         });
         if is_ours {
             let join = |left, right| on_both(left, right, Operation::Cat, computation.isa);

@@ -90,7 +90,7 @@ fn plus<B: LayerOps>(
 ) -> FloatTensor<B> {
     match addend {
         Some(addend) => {
-            let options = SingleOptions::sum(isa);
+            let options = SingleOptions::new(Operation::Add, isa, [true, false]);
             B::single(gradient.clone(), addend, gradient, options).output
         }
         None => gradient,

@@ -138,12 +138,12 @@ pub(crate) struct SingleOptions {
 }
 
 impl SingleOptions {
-    /// Returns the sum of two gradients as an operation.
-    pub(super) fn sum(isa: Isa) -> Self {
+    /// Returns an operation without links.
+    pub(super) fn new(operation: Operation, isa: Isa, has: [bool; 2]) -> Self {
         Self {
-            operation: Operation::Add,
+            operation,
             isa,
-            has: [true, false],
+            has,
             inputs: [None, None],
             output: None,
             has_addend: false,
@@ -156,8 +156,8 @@ impl SingleOptions {
 #[derive(ExtensionType, Clone, Debug)]
 pub(crate) struct SingleSaved<B: Backend> {
     /// The input `x`, or the result if the backward pass reads it (softmax, some activations). A
-    /// pool uses only its shape. For a mean: the gradient of another reader
-    /// if `has_addend`, otherwise any tensor.
+    /// pool uses only its shape. For a mean: the gradient of another reader if `has_addend`,
+    /// otherwise any tensor.
     pub input: FloatTensor<B>,
     /// First parameter, of [`Operation::Cat`] only the shape; [`Operation::Add`] does not use it.
     /// For a max pool, the place of each maximum in one byte. Other operations do not use it.
@@ -288,13 +288,9 @@ fn run<const D: usize>(
         None => Tensor::<1>::zeros([1], &device).into_dispatch(),
     });
     let options = SingleOptions {
-        operation,
-        isa,
-        has,
         inputs,
         output,
-        has_addend: false,
-        is_doubled: false,
+        ..SingleOptions::new(operation, isa, has)
     };
     <Dispatch as LayerOps>::single(input.into_dispatch(), weight, bias, options).output
 }
