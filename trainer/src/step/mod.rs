@@ -48,7 +48,7 @@ pub use self::host::{CustomOptimizer, check_threads, serve};
 use self::loss_scale::LossScale;
 use self::norm_reducer::{NormReducer, expect_synchronised};
 pub use self::results::{StepEnd, StepOutcome, StepResults};
-use crate::config::{OnOff, OptimizerChoice, SyncMethod, UpdateKind};
+use crate::config::{OnOff, OptimizerChoice, ReductionChoice, SyncMethod, UpdateKind};
 use crate::measure::metrics::StepTraffic;
 use crate::measure::timer::Timer;
 use crate::task::{BatchOf, PassSize, Task, UnreadPass};
@@ -586,6 +586,18 @@ impl<M: Module> Stepper<M> {
             "after the backward pass"
         };
         route.to_owned()
+    }
+
+    /// Returns the method of synchronisation, with the algorithm that the ranks chose.
+    pub fn sync_method(&self) -> SyncMethod {
+        let mut method = self.config.sync.method.clone();
+        if let SyncMethod::Allreduce { reduction, .. } = &mut method {
+            reduction.get_or_insert(match &self.replica {
+                Replica::Host(_) => ReductionChoice::Hierarchical,
+                Replica::Device(device) => device.reduction(),
+            });
+        }
+        method
     }
 
     /// Returns a warning if the gradients take a slower route than expected.

@@ -149,7 +149,7 @@ impl<I, O> fmt::Debug for Readback<I, O> {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    use std::sync::mpsc::sync_channel;
+    use std::sync::mpsc::{SyncSender, sync_channel};
 
     use super::*;
 
@@ -173,13 +173,19 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_sender_continues_while_an_item_is_read() {
+    /// Returns a readback that reads an item when a message comes.
+    fn held() -> (SyncSender<()>, Readback<usize, usize>) {
         let (release, held) = sync_channel(0);
-        let mut readback = Readback::start(move |item: usize| {
+        let read = move |item| {
             held.recv().unwrap();
             item
-        });
+        };
+        (release, Readback::start(read))
+    }
+
+    #[test]
+    fn the_sender_continues_while_an_item_is_read() {
+        let (release, mut readback) = held();
         // Returns though nothing can be read yet.
         (0..2).for_each(|item| readback.send(item));
         (0..2).for_each(|_| release.send(()).unwrap());
@@ -188,11 +194,7 @@ mod tests {
 
     #[test]
     fn a_wait_with_a_limit_ends_and_the_answer_comes_later() {
-        let (release, held) = sync_channel(0);
-        let mut readback = Readback::start(move |item: usize| {
-            held.recv().unwrap();
-            item
-        });
+        let (release, mut readback) = held();
         readback.send(7);
         assert_eq!(readback.receive_within(Duration::from_millis(1)), None);
         assert_eq!(readback.num_unanswered(), 1);

@@ -31,6 +31,7 @@ use self::optimizer::DeviceOptimizer;
 pub(super) use self::placement::{FlatPlacement, ORDER};
 use self::sum::DeviceSum;
 use super::config::{Agreed, OptimizerState, Step, StepConfig};
+use crate::config::ReductionChoice;
 use crate::measure::metrics::ScoreSums;
 use crate::measure::timer::Timer;
 use crate::model::floats;
@@ -417,6 +418,11 @@ impl DeviceReplica {
             (true, false) => ", a step as two recordings",
         };
         format!("{}, updated on the device{recordings}", self.sum.route())
+    }
+
+    /// Returns the algorithm of the sum if the configuration leaves it open.
+    pub(super) fn reduction(&self) -> ReductionChoice {
+        self.sum.chosen()
     }
 
     /// Returns a warning if NCCL was expected to sum and does not.

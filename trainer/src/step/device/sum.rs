@@ -136,6 +136,15 @@ impl DeviceSum {
         }
     }
 
+    /// Returns the algorithm of the sum if the configuration leaves it open.
+    pub(super) fn chosen(&self) -> ReductionChoice {
+        #[cfg(feature = "cuda")]
+        if matches!(self, Self::Nccl(_)) {
+            return ReductionChoice::Nccl;
+        }
+        ReductionChoice::Hierarchical
+    }
+
     /// Returns a warning if NCCL was tried and does not sum.
     pub(super) fn warning(&self) -> Option<String> {
         let Self::Staged {
@@ -173,7 +182,7 @@ fn nccl_sum(
         return Ok(DeviceSum::Nccl(Arc::new(sum)));
     }
     Err(CollectiveError::NcclUnavailable {
-        ranks: vec![communicator.rank()],
+        ranks: (0..communicator.world_size()).collect(),
         problem: format!("NCCL sums on NVIDIA GPUs, got {device:?}"),
         remedy: "Use --device cuda".to_owned(),
     })

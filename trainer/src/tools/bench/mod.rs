@@ -159,6 +159,9 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
         Arc::clone(&communicator),
         &device,
     )?;
+    if let Some(warning) = stepper.route_warning() {
+        world.reporter.warn(&warning);
+    }
     if let Some(vain) = vain_compression(&config.sync.method, || stepper.reduction_state()) {
         bail!(vain);
     }
@@ -224,7 +227,7 @@ pub fn measure<T: Task>(config: &BenchConfig, world: &World) -> Result<Option<Me
         losses,
         bytes_sent_per_step: traffic.bytes_sent / measured.traffic.num_steps.max(1),
         compression_error: traffic.relative_error(),
-        method: scaling_method_name(&config.sync.method),
+        method: scaling_method_name(&stepper.sync_method()),
         gradients: stepper.gradient_route(),
         communication: communicator.library(),
     };
