@@ -36,11 +36,15 @@ impl Attempt<'_> {
         format!("{study}/{}", self.directory().display())
     }
 
-    /// Returns the seed of a training: each repetition has its own, beginning with the cell's. With
-    /// the same seed a repetition would be the same training.
+    /// Returns the seed. Each repetition of a training has its own, beginning with the cell's: with
+    /// the same seed it would be the same training. Repetitions of a measurement are the same job,
+    /// so that losses of all frameworks in all rounds can be compared.
     pub(crate) fn seed(&self) -> u64 {
         let seed = self.cell.settings.get("seed").and_then(Value::as_u64);
-        let further = (self.repetition as u64).saturating_sub(1);
+        let further = match self.cell.kind {
+            Kind::Train => (self.repetition as u64).saturating_sub(1),
+            Kind::Bench | Kind::Netbench => 0,
+        };
         seed.unwrap_or(0).wrapping_add(further)
     }
 
@@ -173,6 +177,16 @@ mod tests {
         );
         cell.kind = Kind::Bench;
         assert_eq!(with_seed(&cell, 3), Some("7".to_owned()));
+    }
+
+    #[test]
+    fn repetitions_of_a_measurement_are_the_same_job_in_all_frameworks() {
+        let mut cell = cell("bench");
+        assert_eq!([1, 3].map(|round| attempt(&cell, round).seed()), [0, 0]);
+        cell.settings.insert("seed".to_owned(), json!(7));
+        assert_eq!([1, 3].map(|round| attempt(&cell, round).seed()), [7, 7]);
+        cell.kind = Kind::Train;
+        assert_eq!([1, 3].map(|round| attempt(&cell, round).seed()), [7, 9]);
     }
 
     #[test]
