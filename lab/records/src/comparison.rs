@@ -42,9 +42,10 @@ const SMALL_TOLERANCES: [(usize, [f64; 2]); 2] =
     [(2, [5e-4, 5e-3]), (LAST_COMPARED_UPDATE, [3e-3, 2e-2])];
 
 /// ImageNet's networks amplify last bits a thousandfold in one update: PyTorch's own three ways to
-/// compute ResNet-50 in f32 differ by up to 8e-3 after one update, and by 3e-6 before.
+/// compute ResNet-50 in f32 differ by up to 8e-3 after one update, and by 3e-6 before. With batches
+/// of 8 images, direct and Winograd convolutions differ by up to 2.5e-2 after five updates.
 const IMAGENET_TOLERANCES: [(usize, [f64; 2]); 2] =
-    [(0, [1e-4, 5e-3]), (LAST_COMPARED_UPDATE, [2e-2, 2e-2])];
+    [(0, [1e-4, 5e-3]), (LAST_COMPARED_UPDATE, [5e-2, 5e-2])];
 
 /// All frameworks on the same jobs.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -523,9 +524,9 @@ mod tests {
         };
         let ours = of(3.0, 2.0);
         for (first, last, agrees) in [
-            (3.0002, 2.03, true),
+            (3.0002, 2.09, true),
             (3.001, 2.0, false),
-            (3.0, 2.05, false),
+            (3.0, 2.11, false),
         ] {
             assert_eq!(of(first, last).agrees_with(&ours), Some(agrees));
         }
