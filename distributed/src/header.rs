@@ -248,11 +248,12 @@ pub fn locate_non_finite(
 /// Returns the bits of the largest magnitude. Without the sign bit, the bits of floats have the
 /// order of their magnitudes. NaN is above infinity.
 pub(crate) fn largest_magnitude_bits(values: &[f32]) -> u32 {
-    values
-        .iter()
-        .map(|value| value.to_bits() & (u32::MAX >> 1))
-        .max()
-        .unwrap_or(0)
+    let bits = values.iter().map(|&value| magnitude_bits(value));
+    bits.max().unwrap_or(0)
+}
+
+pub(crate) fn magnitude_bits(value: f32) -> u32 {
+    value.to_bits() & (u32::MAX >> 1)
 }
 
 /// Returns true if no value is NaN or infinite. Checking all values is faster than stopping at the

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::mem;
+use std::ops::Range;
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -17,7 +18,7 @@ use super::gradients::{LocalGradients, squares};
 use super::lock;
 use super::worker::Job;
 use crate::gradients::BucketPlan;
-use crate::header::largest_magnitude_bits;
+use crate::header::magnitude_bits;
 use crate::layout::with_values;
 use crate::reduction::BucketContext;
 use crate::replica::ParameterLayout;
@@ -45,6 +46,8 @@ pub(super) struct State {
     micro_step: MicroStepConfig,
     /// True if a micro-step of this step has written the slot.
     is_written: Vec<bool>,
+    /// Bits of the largest magnitude of each parameter in a slot, slot by slot.
+    largest: Vec<u32>,
     /// True if this is the first micro-step of its slot, which overwrites the values of the last
     /// step.
     overwrites: bool,
@@ -144,6 +147,7 @@ impl GradientCollector {
             context: BucketContext::default(),
             micro_step: MicroStepConfig::default(),
             is_written: vec![false; num_slots],
+            largest: vec![0; num_slots * bucket_of.len()],
             overwrites: true,
             next: 0,
             jobs: Some(jobs),
@@ -330,14 +334,14 @@ impl GradientCollector {
                 "{}: gradient and parameter differ in length",
                 description.path
             );
-            let pairs = sums.iter_mut().zip(gradient);
-            if state.overwrites {
-                pairs.for_each(|(sum, value)| *sum = weight * value);
+            state.largest[slot * self.bucket_of.len() + entry] = if state.overwrites {
+                update(sums, gradient, |_, value| weight * value)
             } else {
-                pairs.for_each(|(sum, value)| *sum += weight * value);
-            }
+                update(sums, gradient, |sum, value| sum + weight * value)
+            };
         } else if state.overwrites {
             sums.fill(0.0);
+            state.largest[slot * self.bucket_of.len() + entry] = 0;
         }
         bucket.num_missing -= 1;
         if is_last {
@@ -351,6 +355,8 @@ impl GradientCollector {
             if state.is_written[slot] {
                 continue;
             }
+            let num_parameters = self.bucket_of.len();
+            state.largest[slot * num_parameters..][..num_parameters].fill(0);
             for (bucket, planned) in state.buckets.iter_mut().zip(self.plan.buckets()) {
                 let len = planned.elements.len();
                 bucket.values[slot * len..(slot + 1) * len].fill(0.0);
@@ -365,32 +371,46 @@ impl GradientCollector {
         {
             let index = state.next;
             let values = mem::take(&mut bucket.values);
-            bucket.largest = self.largest_of(index, &values);
+            bucket.largest = largest_of(
+                &state.largest,
+                self.bucket_of.len(),
+                &self.plan.buckets()[index].parameters,
+            );
+            let is_finite = bucket.largest.1.is_finite();
             state.next += 1;
             let context = state.context;
             state.send(Job::Bucket {
                 context,
                 index,
                 values,
+                is_finite,
             });
         }
     }
+}
 
-    fn largest_of(&self, index: usize, values: &[f32]) -> (u32, f32) {
-        let bucket = &self.plan.buckets()[index];
-        let mut largest = (0, 0);
-        for slot in values.chunks_exact(bucket.elements.len().max(1)) {
-            for entry in bucket.parameters.clone() {
-                let description = &self.layout.entries()[entry];
-                let start = description.offset - bucket.elements.start;
-                let bits = largest_magnitude_bits(&slot[start..start + description.len]);
-                if bits > largest.1 {
-                    largest = (entry as u32, bits);
-                }
+/// Replaces each sum by a function of the sum and a gradient. Returns the bits of the largest
+/// magnitude.
+fn update(sums: &mut [f32], gradient: &[f32], new_sum: impl Fn(f32, f32) -> f32) -> u32 {
+    let values = sums.iter_mut().zip(gradient).map(|(sum, &value)| {
+        *sum = new_sum(*sum, value);
+        magnitude_bits(*sum)
+    });
+    values.max().unwrap_or(0)
+}
+
+/// Returns the parameter with the largest magnitude among `parameters`, and the magnitude.
+/// `magnitudes` holds bits, slot by slot.
+fn largest_of(magnitudes: &[u32], num_parameters: usize, parameters: &Range<usize>) -> (u32, f32) {
+    let mut largest = (0, 0);
+    for slot in magnitudes.chunks_exact(num_parameters) {
+        for (entry, &bits) in parameters.clone().zip(&slot[parameters.clone()]) {
+            if bits > largest.1 {
+                largest = (entry as u32, bits);
             }
         }
-        (largest.0, f32::from_bits(largest.1))
     }
+    (largest.0, f32::from_bits(largest.1))
 }
 
 fn by_id(layout: &ParameterLayout) -> HashMap<ParamId, usize> {

@@ -326,6 +326,7 @@ impl GradientReducer {
         for index in 0..self.plan().buckets().len() {
             let JobResult::Bucket {
                 values,
+                is_finite,
                 traffic,
                 times,
             } = self.next_result()?
@@ -338,7 +339,7 @@ impl GradientReducer {
             };
             self.report.traffic += traffic;
             self.report.buckets.push(times);
-            if broken.is_none() && !bucket.is_finite() {
+            if broken.is_none() && !is_finite {
                 broken = Some(index);
             }
             self.synced.push(bucket);

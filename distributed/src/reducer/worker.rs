@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::lock;
 use crate::communicator::WaitPolicy;
+use crate::header::are_finite;
 use crate::reduction::{BucketContext, BucketReduction, Traffic};
 use crate::watchdog::RankStatus;
 use crate::{CollectiveError, Communicator};
@@ -27,6 +28,8 @@ pub(super) enum Job {
         context: BucketContext,
         index: usize,
         values: Vec<f32>,
+        /// True if no value is NaN or infinite.
+        is_finite: bool,
     },
 }
 
@@ -35,6 +38,8 @@ pub(super) enum JobResult {
     Headers(Vec<Vec<u8>>),
     Bucket {
         values: Vec<f32>,
+        /// True if no value is NaN or infinite. The sum of finite values can overflow.
+        is_finite: bool,
         traffic: Traffic,
         times: BucketTimes,
     },
@@ -90,6 +95,7 @@ impl Worker {
                 context,
                 index,
                 mut values,
+                is_finite,
             } => {
                 let start = Instant::now();
                 let traffic = if self.is_needed {
@@ -101,8 +107,14 @@ impl Worker {
                     Ok(Traffic::default())
                 };
                 let end = Instant::now();
+                let is_finite = if self.is_needed {
+                    are_finite(&values)
+                } else {
+                    is_finite
+                };
                 traffic.map(|traffic| JobResult::Bucket {
                     values,
+                    is_finite,
                     traffic,
                     times: BucketTimes { start, end },
                 })
