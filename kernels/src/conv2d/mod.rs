@@ -39,6 +39,7 @@ use gradient_pieces::AddPieces;
 use pass::{AfterPiece, Operands, Pass, WeightOperands, WeightPass, WeightTarget};
 use plan::DirectPlan;
 use statistics::{Statistics, partials_len, reduce_partials};
+use transpose::Weights;
 use winograd::pack::PackKernels;
 
 /// Algorithm of a convolution.
@@ -250,12 +251,15 @@ impl Conv2d {
                     strides.reverse();
                 }
                 self.isa.run(PackKernels {
-                    weights,
+                    weights: Weights {
+                        values: weights,
+                        taps: shape.taps(),
+                        in_channels: channels[0],
+                        out_channels: channels[1],
+                        in_stride: strides[0],
+                        out_stride: strides[1],
+                    },
                     packed,
-                    in_channels: channels[0],
-                    out_channels: channels[1],
-                    in_stride: strides[0],
-                    out_stride: strides[1],
                     mirrored: is_gradient,
                 });
             }

@@ -8,7 +8,7 @@
 
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::plan::DirectPlan;
-use crate::conv2d::transpose::Rows;
+use crate::conv2d::transpose::Weights;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 /// Packs all weights; the lengths were asserted by the caller.
@@ -32,66 +32,35 @@ impl<S: Simd> Kernel<S> for Pack<'_> {
     #[inline(always)]
     unsafe fn run(self) {
         let plan = self.plan;
-        let [_, width] = self.shape.kernel;
         let taps = self.shape.taps();
-        let weights = self.weights.as_ptr().cast_mut();
-        let packed = self.packed.as_mut_ptr();
-        for first in (0..plan.out_c.next_multiple_of(PANEL)).step_by(S::LANES) {
-            let rows = S::LANES.min(plan.out_c.saturating_sub(first));
-            // Start of the panel's vectors of a tap, one for each channel.
-            let place = |tap| {
-                packed.wrapping_add(plan.packed_tap(self.shape, first / PANEL, tap) + first % PANEL)
-            };
-            let next = |(kh, kw): (usize, usize)| {
-                if kw + 1 == width {
-                    (kh + 1, 0)
-                } else {
-                    (kh, kw + 1)
+        let mut strides = [taps, taps * plan.in_c];
+        if plan.mirrored {
+            strides = [taps * plan.out_c, taps];
+        }
+        let weights = Weights {
+            values: self.weights,
+            taps,
+            in_channels: plan.in_c,
+            out_channels: plan.out_c,
+            in_stride: strides[0],
+            out_stride: strides[1],
+        };
+        let width = self.shape.kernel[1];
+        let packed = self.packed;
+        // SAFETY: passed on.
+        unsafe {
+            weights.each_block::<S>(|block| {
+                for tap in 0..block.taps {
+                    let (kh, kw) = ((block.tap + tap) / width, (block.tap + tap) % width);
+                    let first = plan.packed_tap(self.shape, block.panel, (kh, kw));
+                    let (packed, _) = packed[first + block.channel * PANEL..].as_chunks_mut();
+                    let vectors = block.vectors[tap..].iter().step_by(block.taps);
+                    packed
+                        .iter_mut()
+                        .zip(vectors)
+                        .for_each(|(to, from)| *to = *from);
                 }
-            };
-            // SAFETY: `rows` filters (or channels of them) from `first` on exist, and the plan has
-            // a place for each tap.
-            unsafe {
-                if !plan.mirrored {
-                    let stride = plan.in_c * taps;
-                    let columns = plan.in_c * taps;
-                    let filters = Rows {
-                        first: weights.wrapping_add(first * stride),
-                        stride,
-                        rows,
-                        columns,
-                    };
-                    let mut channel = 0;
-                    let mut tap = (0, 0);
-                    filters.each_column::<S>(|_, vector| {
-                        S::store(place(tap).add(channel * PANEL), vector);
-                        tap = next(tap);
-                        if tap.0 == self.shape.kernel[0] {
-                            (channel, tap) = (channel + 1, (0, 0));
-                        }
-                    });
-                } else if taps == 1 {
-                    let to = place((0, 0));
-                    for channel in 0..plan.in_c {
-                        let from = weights.wrapping_add(channel * plan.out_c + first);
-                        S::store(to.add(channel * PANEL), S::load_masked(from, S::mask(rows)));
-                    }
-                } else {
-                    for channel in 0..plan.in_c {
-                        let filters = Rows {
-                            first: weights.wrapping_add((channel * plan.out_c + first) * taps),
-                            stride: taps,
-                            rows,
-                            columns: taps,
-                        };
-                        let mut tap = (0, 0);
-                        filters.each_column::<S>(|_, vector| {
-                            S::store(place(tap).add(channel * PANEL), vector);
-                            tap = next(tap);
-                        });
-                    }
-                }
-            }
+            });
         }
     }
 }

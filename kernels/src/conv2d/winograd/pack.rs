@@ -4,22 +4,15 @@
 //! and made the output's error 4 % smaller.
 
 use super::transform::{POSITIONS, TILE, kernel_1d};
-use crate::conv2d::transpose::Rows;
+use crate::conv2d::transpose::Weights;
 use crate::simd::{GenericWork, Kernel, PANEL, Simd};
 
 const TAPS: usize = 9;
-/// Channels whose taps are gathered at once: their lines are read while they are in L1.
-const RUN_CHANNELS: usize = 16;
 
-/// Packs taps from their place in the weights: `out * out_stride + in * in_stride + tap`, or `8 -
-/// tap` if mirrored.
+/// Packs weights, the taps of which may be mirrored.
 pub(crate) struct PackKernels<'a> {
-    pub(crate) weights: &'a [f32],
+    pub(crate) weights: Weights<'a>,
     pub(crate) packed: &'a mut [f32],
-    pub(crate) in_channels: usize,
-    pub(crate) out_channels: usize,
-    pub(crate) in_stride: usize,
-    pub(crate) out_stride: usize,
     pub(crate) mirrored: bool,
 }
 
@@ -34,64 +27,35 @@ impl GenericWork for PackKernels<'_> {
 impl<S: Simd> Kernel<S> for PackKernels<'_> {
     #[inline(always)]
     unsafe fn run(self) {
+        let in_channels = self.weights.in_channels;
         let position_len = self.packed.len() / POSITIONS;
         for position in self.packed.chunks_exact_mut(position_len) {
             position[position_len - PANEL..].fill(0.0);
         }
-        // Filters of neighbouring channels are one run of memory where they belong to the same
-        // output channel.
-        let channels_of_run = if self.in_stride == TAPS {
-            RUN_CHANNELS
-        } else {
-            1
-        };
-        let mut taps = [[0.0; PANEL]; RUN_CHANNELS * TAPS];
-        for first in (0..self.out_channels.next_multiple_of(PANEL)).step_by(S::LANES) {
-            let rows = S::LANES.min(self.out_channels.saturating_sub(first));
-            for channel in (0..self.in_channels).step_by(channels_of_run) {
-                let channels = channels_of_run.min(self.in_channels - channel);
-                let at = first * self.out_stride + channel * self.in_stride;
-                let stride = self.out_stride;
-                let columns = channels * TAPS;
-                let last = if rows > 0 {
-                    at + (rows - 1) * stride + columns
-                } else {
-                    0
-                };
-                assert!(
-                    last <= self.weights.len(),
-                    "winograd: length of the weights"
-                );
-                let kernels = Rows {
-                    first: self.weights.as_ptr().cast_mut().wrapping_add(at),
-                    stride,
-                    rows,
-                    columns,
-                };
-                // SAFETY: the kernels lie in the weights as just asserted; their columns fit into
-                // `taps`.
-                unsafe {
-                    kernels.each_column::<S>(|column, vector| {
-                        S::store(taps[column].as_mut_ptr(), vector)
-                    })
-                };
-                for (index, taps) in taps.chunks_exact(TAPS).enumerate().take(channels) {
-                    let at = (first / PANEL * self.in_channels + channel + index) * PANEL
-                        + first % PANEL;
-                    let out = &mut self.packed[at..][..(POSITIONS - 1) * position_len + S::LANES];
-                    // SAFETY: 36 vectors, `position_len` apart, lie in `out`, whose length was just
-                    // checked.
-                    unsafe { transform::<S>(taps, self.mirrored, out.as_mut_ptr(), position_len) };
+        // SAFETY: passed on. 36 vectors, `position_len` apart, lie in `out`, whose length is
+        // checked; the kernels have room for vectors from each lane on.
+        unsafe {
+            self.weights.each_block::<S>(|block| {
+                let kernels = block.vectors.as_chunks::<TAPS>().0;
+                for (channel, taps) in (block.channel..).zip(kernels) {
+                    let at = (block.panel * in_channels + channel) * PANEL;
+                    let out = &mut self.packed[at..][..(POSITIONS - 1) * position_len + PANEL];
+                    for lane in (0..PANEL).step_by(S::LANES) {
+                        let out = out.as_mut_ptr().add(lane);
+                        transform::<S>(taps, lane, self.mirrored, out, position_len);
+                    }
                 }
-            }
+            });
         }
     }
 }
 
-/// Computes `G g G^T` of as many kernels as a vector has lanes, each of which may be mirrored.
+/// Computes `G g G^T` of as many kernels as a vector has lanes, from `lane` on, each of which may
+/// be mirrored.
 #[inline(always)]
 unsafe fn transform<S: Simd>(
-    taps: &[[f32; PANEL]],
+    taps: &[[f32; PANEL]; TAPS],
+    lane: usize,
     mirrored: bool,
     out: *mut f32,
     position_len: usize,
@@ -100,8 +64,10 @@ unsafe fn transform<S: Simd>(
     unsafe {
         let mut columns = [[S::zero(); TILE]; 3];
         for (j, column) in columns.iter_mut().enumerate() {
-            let at =
-                |i: usize| S::load(taps[if mirrored { 8 - 3 * i - j } else { 3 * i + j }].as_ptr());
+            let at = |i: usize| {
+                let tap = if mirrored { 8 - 3 * i - j } else { 3 * i + j };
+                S::load(taps[tap].as_ptr().add(lane))
+            };
             *column = kernel_1d::<S>([at(0), at(1), at(2)]);
         }
         for i in 0..TILE {
