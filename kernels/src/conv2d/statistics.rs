@@ -125,60 +125,94 @@ impl<E: Element> GenericWork for PieceSums<'_, E> {
 
 impl<E: Element, S: Simd> Kernel<S> for PieceSums<'_, E> {
     #[inline(always)]
-    unsafe fn run(self) {
+    unsafe fn run(mut self) {
+        let mut channel = 0;
+        while channel < self.channels {
+            // SAFETY: passed on; the vectors start below `channels`, and two are whole.
+            channel += unsafe {
+                if channel + 2 * S::LANES <= self.channels {
+                    self.sum::<S, 2>(channel)
+                } else {
+                    self.sum::<S, 1>(channel)
+                }
+            };
+        }
+    }
+}
+
+impl<E: Element> PieceSums<'_, E> {
+    /// Sums NV vectors of channels, which make whole cache lines if they are two. Returns the
+    /// number of channels.
+    ///
+    /// # Safety
+    /// As the methods of [`Simd`]; one vector starts below the number of channels, more lie below.
+    #[inline(always)]
+    unsafe fn sum<S: Simd, const NV: usize>(&mut self, channel: usize) -> usize {
         let num_pixels = self.pixels.len() / self.channels;
-        // SAFETY: vectors start below `channels` and are masked there; pixels are counted from the
-        // slice.
+        let first_pixel = self.pixels.as_ptr().wrapping_add(channel);
+        // SAFETY: a single vector is masked; pixels are counted from the slice.
         unsafe {
-            let mut channel = 0;
-            while channel < self.channels {
-                let mask = S::mask(self.channels - channel);
-                let pixel = |index: usize| {
-                    E::load_masked::<S>(
-                        self.pixels.as_ptr().add(index * self.channels + channel),
-                        mask,
-                    )
-                };
-                let mut shift = S::zero();
-                for sample in 0..SAMPLES {
-                    // Odd sixteenths: not in the first column, where padding changes the mean, for
-                    // any usual width.
-                    shift = S::add(shift, pixel((2 * sample + 1) * num_pixels / (2 * SAMPLES)));
+            let mask = S::mask(self.channels - channel);
+            let pixel = |index: usize, vector: usize| {
+                let values = first_pixel.add(index * self.channels + vector * S::LANES);
+                if NV == 1 {
+                    E::load_masked::<S>(values, mask)
+                } else {
+                    E::load::<S>(values)
                 }
-                let shift = S::mul(shift, S::splat(1.0 / SAMPLES as f32));
-                let mut total = S::zero();
-                let mut total_squares = S::zero();
-                let mut first = 0;
-                while first < num_pixels {
-                    let end = (first + RUN_PIXELS).min(num_pixels);
-                    // Two chains each, so that an addition need not wait for the one before.
-                    let mut sums = [S::zero(); 2];
-                    let mut squares = [S::zero(); 2];
-                    // Both in one round: a chain named by a variable would live in memory.
-                    let pairs = (end - first) / 2;
-                    for pair in 0..pairs {
-                        let value = S::sub(pixel(first + 2 * pair), shift);
-                        sums[0] = S::add(sums[0], value);
-                        squares[0] = S::fma(value, value, squares[0]);
-                        let value = S::sub(pixel(first + 2 * pair + 1), shift);
-                        sums[1] = S::add(sums[1], value);
-                        squares[1] = S::fma(value, value, squares[1]);
+            };
+            let mut shift = [S::zero(); NV];
+            for sample in 0..SAMPLES {
+                // Odd sixteenths: not in the first column, where padding changes the mean, for
+                // any usual width.
+                let index = (2 * sample + 1) * num_pixels / (2 * SAMPLES);
+                for (vector, shift) in shift.iter_mut().enumerate() {
+                    *shift = S::add(*shift, pixel(index, vector));
+                }
+            }
+            let shift = shift.map(|shift| S::mul(shift, S::splat(1.0 / SAMPLES as f32)));
+            let mut total = [S::zero(); NV];
+            let mut total_squares = [S::zero(); NV];
+            let mut first = 0;
+            while first < num_pixels {
+                let end = (first + RUN_PIXELS).min(num_pixels);
+                // Two chains each, so that an addition need not wait for the one before.
+                let mut sums = [[S::zero(); NV]; 2];
+                let mut squares = [[S::zero(); NV]; 2];
+                // Both in one round: a chain named by a variable would live in memory.
+                let pairs = (end - first) / 2;
+                for pair in 0..pairs {
+                    for vector in 0..NV {
+                        let value = S::sub(pixel(first + 2 * pair, vector), shift[vector]);
+                        sums[0][vector] = S::add(sums[0][vector], value);
+                        squares[0][vector] = S::fma(value, value, squares[0][vector]);
                     }
+                    for vector in 0..NV {
+                        let value = S::sub(pixel(first + 2 * pair + 1, vector), shift[vector]);
+                        sums[1][vector] = S::add(sums[1][vector], value);
+                        squares[1][vector] = S::fma(value, value, squares[1][vector]);
+                    }
+                }
+                for vector in 0..NV {
                     if first + 2 * pairs < end {
-                        let value = S::sub(pixel(end - 1), shift);
-                        sums[0] = S::add(sums[0], value);
-                        squares[0] = S::fma(value, value, squares[0]);
+                        let value = S::sub(pixel(end - 1, vector), shift[vector]);
+                        sums[0][vector] = S::add(sums[0][vector], value);
+                        squares[0][vector] = S::fma(value, value, squares[0][vector]);
                     }
-                    total = S::add(total, S::add(sums[0], sums[1]));
-                    total_squares = S::add(total_squares, S::add(squares[0], squares[1]));
-                    first = end;
+                    let of_run = S::add(sums[0][vector], sums[1][vector]);
+                    total[vector] = S::add(total[vector], of_run);
+                    let of_run = S::add(squares[0][vector], squares[1][vector]);
+                    total_squares[vector] = S::add(total_squares[vector], of_run);
                 }
-                let sums = self.sums.as_mut_ptr().add(channel);
-                S::store_masked(sums, mask, total);
-                S::store_masked(sums.add(self.channels), mask, total_squares);
-                S::store_masked(sums.add(2 * self.channels), mask, shift);
-                channel += S::LANES;
+                first = end;
+            }
+            for vector in 0..NV {
+                let sums = self.sums.as_mut_ptr().add(channel + vector * S::LANES);
+                S::store_masked(sums, mask, total[vector]);
+                S::store_masked(sums.add(self.channels), mask, total_squares[vector]);
+                S::store_masked(sums.add(2 * self.channels), mask, shift[vector]);
             }
         }
+        NV * S::LANES
     }
 }
