@@ -43,8 +43,12 @@ pub(super) struct DirectPlan {
     pub(super) blocks: usize,
     /// True if taps run backwards from `last_tap`, stride by stride: the data gradient.
     pub(super) mirrored: bool,
-    /// Input pixels from one output pixel of a class to the next.
+    /// Input pixels from one output pixel of a class to the next, in a band.
     pub(super) step: usize,
+    /// Distance of the rows and columns of pixels that are copied into a band. It is the stride of
+    /// a 1x1 convolution, which reads no other pixels. The copied pixels of a part follow each
+    /// other, so they do not compete for a set of L1.
+    pub(super) sampling: usize,
     classes: [Class; MAX_STRIDE * MAX_STRIDE],
     num_classes: usize,
     /// Elements between rows and between pixels of one class's output.
@@ -83,6 +87,8 @@ const BAND_ELEMENTS: usize = 24 * 1024;
 const LARGE_WEIGHTS: usize = 256 * 1024;
 const LARGE_WEIGHTS_PIXELS: usize = 192;
 const PARTS_OF_THREAD: usize = 4;
+/// Fewest channels of a pixel whose copy saves more time than it takes.
+const SAMPLED_CHANNELS: usize = 64;
 
 impl DirectPlan {
     pub(super) fn classes(&self) -> &[Class] {
@@ -193,6 +199,9 @@ impl DirectPlan {
         let block = s.block().0;
         let channels = [block.in_channels, block.out_channels];
         let mut plan = Self::empty(&rows, [s.height, s.width], channels, s.stride);
+        if s.kernel == [1, 1] && s.stride > 1 && plan.in_c >= SAMPLED_CHANNELS {
+            (plan.sampling, plan.step, plan.is_flat) = (s.stride, 1, true);
+        }
         [plan.in_image_len, plan.out_image_len] =
             [rows.input_len() / s.batch, rows.output_len() / s.batch];
         plan.out_row_stride = s.out_width() * s.out_channels;
@@ -247,6 +256,7 @@ impl DirectPlan {
             blocks: rows.shape.num_blocks(),
             mirrored: false,
             step,
+            sampling: 1,
             classes: [Class::default(); MAX_STRIDE * MAX_STRIDE],
             num_classes: 0,
             out_row_stride: 0,
@@ -290,6 +300,7 @@ impl DirectPlan {
                 .max((class.out_w.max(1) - 1) * self.step + right + class.taps_w);
         }
         self.borrows_input = self.blocks == 1
+            && self.sampling == 1
             && pad_top == 0
             && pad_left == 0
             && self.padded_w <= self.in_w

@@ -150,28 +150,11 @@ fn run_part<S: Simd, E: Element, K: Products>(
     {
         (&input[top as usize * row_stride..], plan.in_image_len)
     } else {
-        let band = Band {
-            in_h: plan.in_h,
-            in_w: plan.in_w,
-            channels: plan.in_c,
-            pixel_stride: plan.blocks * plan.in_c,
-            first_row: top,
-            rows: plan.padded_rows,
-            pad_left: plan.pad_left,
-            padded_w: plan.band_width(),
-            step: plan.step,
-            taps: plan.max_taps_h(),
-        };
         let slot = K::X::of_slot(slot);
-        for (image, slot) in input
-            .chunks(plan.in_image_len)
-            .take(images)
-            .zip(slot.chunks_exact_mut(plan.band_len()))
-        {
-            copy_band::<S, E, K::X>(image, &band, slot);
-        }
-        (&*slot, plan.band_len())
+        let images = input.chunks(plan.in_image_len).take(images);
+        copy_part::<S, E, K::X>(plan, images, (first_row, bands), slot)
     };
+    let images = if plan.is_flat { 1 } else { images };
     for class in plan.classes() {
         let rows = (bands * plan.band_rows).min(class.out_h.saturating_sub(first_row));
         if rows == 0 || class.out_w == 0 {
@@ -197,6 +180,47 @@ fn run_part<S: Simd, E: Element, K: Products>(
         band.check(out.len());
         K::run::<S, E>(&band, out);
     }
+}
+
+/// Copies some bands of images into `slot`. Returns them, and the number of elements from one image
+/// to the next.
+fn copy_part<'a, S: Simd, E: Element, X: Factor>(
+    plan: &DirectPlan,
+    images: impl Iterator<Item = &'a [E]>,
+    (first_row, bands): (usize, usize),
+    slot: &'a mut [X],
+) -> (&'a [X], usize) {
+    let mut band = Band {
+        in_h: plan.in_h,
+        in_w: plan.in_w,
+        channels: plan.in_c,
+        pixel_stride: plan.blocks * plan.in_c,
+        first_row: (first_row * plan.step) as isize - plan.pad_top as isize,
+        rows: plan.padded_rows,
+        pad_left: plan.pad_left,
+        padded_w: plan.band_width(),
+        step: plan.step,
+        taps: plan.max_taps_h(),
+    };
+    if plan.sampling == 1 {
+        for (image, slot) in images.zip(slot.chunks_exact_mut(plan.band_len())) {
+            copy_band::<S, E, X>(image, &band, slot);
+        }
+        return (slot, plan.band_len());
+    }
+    // Each sampled row is an image of one row, with pixels farther apart.
+    let row_len = band.padded_w * plan.in_c;
+    let in_rows_len = plan.sampling * plan.in_w * band.pixel_stride;
+    band.pixel_stride *= plan.sampling;
+    (band.in_w, band.first_row, band.rows) = (band.padded_w, 0, 1);
+    let rows = (bands * plan.band_rows).min(plan.classes()[0].out_h - first_row);
+    for (image, slot) in images.zip(slot.chunks_exact_mut(rows * row_len)) {
+        let in_rows = image.chunks(in_rows_len).skip(first_row);
+        for (in_row, slot) in in_rows.zip(slot.chunks_exact_mut(row_len)) {
+            copy_band::<S, E, X>(in_row, &band, slot);
+        }
+    }
+    (slot, rows * row_len)
 }
 
 impl<X> ClassBand<'_, X> {
