@@ -4,16 +4,22 @@
 //! Invariant: each row is computed alone, so the bits do not depend on threads or instruction set.
 //!
 //! A piece of whole rows is widened to f32, so the exponentials of short rows fill vectors, too.
+//! Short rows are read and written in whole blocks. The next row overwrites what a last block
+//! writes beyond its row.
 
 use crate::Element;
-use crate::pieces::{SharedMut, elements, for_each_piece, slots_len};
+use crate::pieces::{SharedMut, elements, for_each_piece, slots_len, whole_lines};
 use crate::simd::{Isa, Task, exp, vectorized};
 
 /// Values of a piece, if a row is not longer.
 const PIECE_VALUES: usize = 4096;
+/// Values of a piece of short rows: its buffers, input and result fit the L1 cache.
+const SHORT_PIECE_VALUES: usize = 1024;
 /// Channels of a row that fills vectors without other rows.
-const LONG: usize = 64;
-/// Independent running sums.
+const LONG: usize = 128;
+/// Values of a block of a short row.
+const BLOCK: usize = 8;
+/// Independent running sums of a long row.
 const LANES: usize = 16;
 
 /// The operation on rows of `channels` values.
@@ -72,13 +78,22 @@ impl Softmax {
     }
 
     fn piece_len(&self) -> usize {
-        let rows = (PIECE_VALUES / self.channels.max(1)).max(1);
+        let values = if self.channels < LONG {
+            SHORT_PIECE_VALUES
+        } else {
+            PIECE_VALUES
+        };
+        let rows = (values / self.channels.max(1)).max(1);
         elements("softmax: piece", &[rows, self.channels])
     }
 
-    /// The values of a piece, and their exponentials.
+    /// Length of three buffers of a piece, each with the last block of its last row.
     fn slot_len(&self) -> usize {
-        elements("softmax: workspace", &[2, self.piece_len()])
+        elements("softmax: workspace", &[3, self.buffer_len()])
+    }
+
+    fn buffer_len(&self) -> usize {
+        whole_lines(self.piece_len() + BLOCK)
     }
 
     fn each_piece<E: Element>(
@@ -118,14 +133,14 @@ impl Softmax {
                 let start = written.at(first, piece.len());
                 core::slice::from_raw_parts_mut(start, piece.len())
             };
-            let (values, powers) = slot.split_at_mut(piece_len);
+            let (values, rest) = slot.split_at_mut(self.buffer_len());
+            let (powers, results) = rest.split_at_mut(self.buffer_len());
             work(Piece {
                 softmax: self,
                 x: &x[piece.clone()],
                 dy: dy.map_or(&[], |dy| &dy[piece.clone()]),
                 written,
-                values: &mut values[..piece.len()],
-                powers: &mut powers[..piece.len()],
+                buffers: [values, powers, results],
             });
         });
     }
@@ -137,8 +152,7 @@ struct Piece<'a, E> {
     x: &'a [E],
     dy: &'a [E],
     written: &'a mut [E],
-    values: &'a mut [f32],
-    powers: &'a mut [f32],
+    buffers: [&'a mut [f32]; 3],
 }
 
 struct Forward<'a, E>(Piece<'a, E>);
@@ -152,17 +166,15 @@ impl<E: Element> Task for Forward<'_, E> {
             softmax: &Softmax { channels, is_log },
             x,
             written,
-            values,
-            powers,
+            buffers: [values, powers, results],
             ..
         } = self.0;
-        let largest_of = |x: &[E]| folded(x, f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
         if channels >= LONG {
             for (x, y) in x
                 .chunks_exact(channels)
                 .zip(written.chunks_exact_mut(channels))
             {
-                let largest = largest_of(x);
+                let largest = folded(x, f32::NEG_INFINITY, larger);
                 for (power, x) in powers.iter_mut().zip(x) {
                     *power = share(x.to_f32() - largest);
                 }
@@ -181,34 +193,38 @@ impl<E: Element> Task for Forward<'_, E> {
             }
             return;
         }
-        for (values, x) in values
-            .chunks_exact_mut(channels)
-            .zip(x.chunks_exact(channels))
-        {
-            let largest = largest_of(x);
-            for (value, x) in values.iter_mut().zip(x) {
-                *value = x.to_f32() - largest;
+        let blocks = Blocks::new(channels);
+        let len = x.len();
+        let x = match E::as_f32(x) {
+            Some(x) if channels.is_multiple_of(BLOCK) => x,
+            _ => {
+                for (result, x) in results.iter_mut().zip(x) {
+                    *result = x.to_f32();
+                }
+                &*results
             }
+        };
+        for start in (0..len).step_by(channels) {
+            let x = &x[start..];
+            let largest = blocks.reduced(x, f32::NEG_INFINITY, larger);
+            blocks.map([x, x], &mut values[start..], |x, _| x - largest);
         }
-        for (power, value) in powers.iter_mut().zip(&*values) {
+        for (power, value) in powers.iter_mut().zip(&values[..len]) {
             *power = share(*value);
         }
-        let rows = powers
-            .chunks_exact(channels)
-            .zip(values.chunks_exact(channels));
-        for ((powers, values), y) in rows.zip(written.chunks_exact_mut(channels)) {
-            let sum = folded(powers, 0.0, |a, b| a + b);
+        for start in (0..len).step_by(channels) {
+            let [powers, values] = [&powers[start..], &values[start..]];
+            let sum = blocks.reduced(powers, 0.0, |a, b| a + b);
+            let term = if is_log { libm::logf(sum) } else { 1.0 / sum };
+            let results = &mut results[start..];
             if is_log {
-                let log = libm::logf(sum);
-                for (y, value) in y.iter_mut().zip(values) {
-                    *y = E::from_f32(value - log);
-                }
+                blocks.map([powers, values], results, |_, value| value - term);
             } else {
-                let factor = 1.0 / sum;
-                for (y, power) in y.iter_mut().zip(powers) {
-                    *y = E::from_f32(power * factor);
-                }
+                blocks.map([powers, values], results, |power, _| power * term);
             }
+        }
+        for (y, result) in written.iter_mut().zip(&*results) {
+            *y = E::from_f32(*result);
         }
     }
 }
@@ -225,8 +241,7 @@ impl<E: Element> Task for Backward<'_, E> {
             x: y,
             dy,
             written,
-            values,
-            powers,
+            buffers: [values, powers, results],
         } = self.0;
         if channels >= LONG {
             let rows = y.chunks_exact(channels).zip(dy.chunks_exact(channels));
@@ -247,28 +262,79 @@ impl<E: Element> Task for Backward<'_, E> {
             }
             return;
         }
-        if is_log {
-            for ((value, power), (y, dy)) in
-                values.iter_mut().zip(&mut *powers).zip(y.iter().zip(dy))
-            {
-                (*value, *power) = (dy.to_f32(), share(y.to_f32()));
-            }
-        } else {
-            for ((value, power), (y, dy)) in
-                values.iter_mut().zip(&mut *powers).zip(y.iter().zip(dy))
-            {
-                *power = y.to_f32();
-                *value = *power * dy.to_f32();
-            }
+        let blocks = Blocks::new(channels);
+        let buffers = values.iter_mut().zip(&mut *powers);
+        for ((value, power), (y, dy)) in buffers.zip(y.iter().zip(dy)) {
+            let (y, dy) = (y.to_f32(), dy.to_f32());
+            (*value, *power) = if is_log { (dy, share(y)) } else { (y * dy, y) };
         }
-        let rows = values
-            .chunks_exact(channels)
-            .zip(powers.chunks_exact(channels));
-        for ((values, powers), dx) in rows.zip(written.chunks_exact_mut(channels)) {
-            let sum = folded(values, 0.0, |a, b| a + b);
-            for ((dx, value), power) in dx.iter_mut().zip(values).zip(powers) {
-                *dx = E::from_f32(value - power * sum);
-            }
+        for start in (0..y.len()).step_by(channels) {
+            let row = [&values[start..], &powers[start..]];
+            let sum = blocks.reduced(row[0], 0.0, |a, b| a + b);
+            blocks.map(row, &mut results[start..], |value, power| {
+                value - power * sum
+            });
+        }
+        for (dx, result) in written.iter_mut().zip(&*results) {
+            *dx = E::from_f32(*result);
+        }
+    }
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
+/// Blocks of a short row.
+struct Blocks {
+    count: usize,
+    /// The bits of the last block's values that belong to the row.
+    mask: [u32; BLOCK],
+}
+
+impl Blocks {
+    #[inline(always)]
+    fn new(channels: usize) -> Self {
+        let count = channels.div_ceil(BLOCK);
+        let last = channels - (count - 1) * BLOCK;
+        Self {
+            count,
+            mask: std::array::from_fn(|lane| if lane < last { u32::MAX } else { 0 }),
+        }
+    }
+
+    #[inline(always)]
+    fn of<'a>(&self, values: &'a [f32]) -> &'a [[f32; BLOCK]] {
+        &values.as_chunks().0[..self.count]
+    }
+
+    /// Returns a sum or maximum of the row at the front of `values`, in lanes.
+    #[inline(always)]
+    fn reduced(&self, values: &[f32], start: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut lanes = [start; BLOCK];
+        let (whole, last) = self.of(values).split_at(self.count - 1);
+        for block in whole {
+            lanes = std::array::from_fn(|lane| of(lanes[lane], block[lane]));
+        }
+        // Of bits, because the compiler would make jumps of selections.
+        for block in last {
+            lanes = std::array::from_fn(|lane| {
+                let mask = self.mask[lane];
+                let bits = block[lane].to_bits() & mask | start.to_bits() & !mask;
+                of(lanes[lane], f32::from_bits(bits))
+            });
+        }
+        let four: [f32; 4] = std::array::from_fn(|lane| of(lanes[lane], lanes[lane + 4]));
+        of(of(four[0], four[2]), of(four[1], four[3]))
+    }
+
+    /// Writes a function of two rows. The last block also reads and writes behind the rows.
+    #[inline(always)]
+    fn map(&self, [a, b]: [&[f32]; 2], to: &mut [f32], of: impl Fn(f32, f32) -> f32) {
+        let to = &mut to.as_chunks_mut::<BLOCK>().0[..self.count];
+        for (to, (a, b)) in to.iter_mut().zip(self.of(a).iter().zip(self.of(b))) {
+            *to = std::array::from_fn(|lane| of(a[lane], b[lane]));
         }
     }
 }
@@ -355,7 +421,16 @@ mod tests {
 
     #[test]
     fn rows_equal_the_formulas_in_f64_and_are_the_same_everywhere() {
-        for (rows, channels) in [(1, 1), (7, 3), (700, 10), (5, 16), (3, 1000), (2, 5003)] {
+        for (rows, channels) in [
+            (1, 1),
+            (7, 3),
+            (1000, 7),
+            (700, 10),
+            (5, 16),
+            (40, 100),
+            (3, 1000),
+            (2, 5003),
+        ] {
             for is_log in OPERATIONS {
                 let softmax = Softmax { channels, is_log };
                 let x: Vec<f32> = values(rows * channels, 1)
