@@ -9,7 +9,7 @@
 
 use crate::Element;
 use crate::pieces::{SharedMut, elements, for_each_piece, slots_len, whole_lines};
-use crate::simd::{Isa, Task, exp, vectorized};
+use crate::simd::{Isa, Task, exp_to_88, vectorized};
 
 /// Values of a piece, if a row is not longer.
 const PIECE_VALUES: usize = 4096;
@@ -342,7 +342,7 @@ impl Blocks {
 /// Returns e^x for x up to 0, and 0 below -87.
 #[inline(always)]
 pub(crate) fn share(x: f32) -> f32 {
-    let power = exp(x);
+    let power = exp_to_88(x);
     if x < -87.0 { 0.0 } else { power }
 }
 

@@ -15,7 +15,13 @@ const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
 
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    let (part, power) = parts(if x > 88.0 { 88.0 } else { x });
+    exp_to_88(if x > 88.0 { 88.0 } else { x })
+}
+
+/// Returns the bits of [`exp`] for x up to 88.
+#[inline(always)]
+pub(crate) fn exp_to_88(x: f32) -> f32 {
+    let (part, power) = parts(x);
     part.mul_add(power, power)
 }
 

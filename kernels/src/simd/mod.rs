@@ -23,7 +23,7 @@ pub(crate) use amx::Hardware as TileRegisters;
 #[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
 pub(crate) use amx::Tiles;
 pub(crate) use amx::{TILE_ROWS, TILE_VALUES};
-pub(crate) use exp::{EXP_F64_LIMIT, exp, exp_f64, exp_m1};
+pub(crate) use exp::{EXP_F64_LIMIT, exp, exp_f64, exp_m1, exp_to_88};
 pub use peak::measure_fma_gflops;
 pub(crate) use portable::{bits_of, value_of};
 pub(crate) use task::halved;
