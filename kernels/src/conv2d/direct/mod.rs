@@ -10,7 +10,7 @@ pub(super) mod finish;
 pub(super) mod pack;
 mod padded;
 pub(super) mod row_kernel;
-mod unit;
+pub(super) mod unit;
 pub(super) mod weight_gradient;
 pub(super) mod weight_kernel;
 

@@ -31,23 +31,24 @@ pub(super) enum Layout {
 }
 
 impl UnitPixels<'_> {
-    /// Returns the first value of the channels `first..first + width`, `offset` further on where
-    /// nothing is packed, and its strides.
-    pub(super) fn block(
+    /// Returns the first value of these blocks, `offset` further on where nothing is packed, its
+    /// strides, and the stride from block to block.
+    pub(super) fn blocks(
         &self,
         offset: usize,
-        first: usize,
-        width: usize,
-    ) -> (*const f32, [usize; 3]) {
+        Blocks { first, num, width }: Blocks,
+    ) -> (*const f32, [usize; 3], usize) {
         let [images, rows, pixels] = self.extents;
-        let (start, strides) = match self.layout {
-            Layout::Strided(strides) => (offset + first, strides),
+        let (start, strides, stride) = match self.layout {
+            Layout::Strided(strides) => (offset + first, strides, width),
             Layout::Blocks => (
                 images * rows * pixels * first,
                 [rows * pixels * width, pixels * width, width],
+                images * rows * pixels * width,
             ),
         };
         let last = start
+            + (num - 1) * stride
             + (0..3)
                 .map(|axis| (self.extents[axis] - 1) * strides[axis])
                 .sum::<usize>();
@@ -55,18 +56,27 @@ impl UnitPixels<'_> {
             last + width <= self.values.len(),
             "weight gradient: pixels of a unit"
         );
-        (self.values[start..].as_ptr(), strides)
+        (self.values[start..].as_ptr(), strides, stride)
     }
 }
 
 /// Channels cut into blocks: some of one width, then some of another.
 #[derive(Clone, Copy)]
-pub(super) struct Cut([[usize; 2]; 2]);
+pub(crate) struct Cut([[usize; 2]; 2]);
+
+/// Blocks of one width.
+#[derive(Clone, Copy)]
+pub(crate) struct Blocks {
+    /// The first block's first channel.
+    pub(crate) first: usize,
+    pub(crate) num: usize,
+    pub(crate) width: usize,
+}
 
 impl Cut {
     /// Returns the fewest blocks of at most `most`, whose widths differ by one at most, the narrow
     /// ones first.
-    pub(super) fn evenly(len: usize, most: usize) -> Self {
+    pub(crate) fn evenly(len: usize, most: usize) -> Self {
         let num = len.div_ceil(most);
         let width = len / num;
         let wide = len % num;
@@ -79,6 +89,15 @@ impl Cut {
             [len / width, width],
             [usize::from(!len.is_multiple_of(width)), len % width],
         ])
+    }
+
+    /// Returns the blocks of each width.
+    pub(crate) fn widths(self) -> impl Iterator<Item = Blocks> {
+        let [narrow, wide] = self.0;
+        [(0, narrow), (narrow[0] * narrow[1], wide)]
+            .into_iter()
+            .map(|(first, [num, width])| Blocks { first, num, width })
+            .filter(|blocks| blocks.num > 0)
     }
 
     /// Returns the channels of each block.
@@ -100,11 +119,12 @@ pub(super) const fn lines_of<E>(values: usize) -> usize {
     (values * size_of::<E>()).div_ceil(LINE_FLOATS * size_of::<f32>())
 }
 
-/// Cache lines of one pixel after the other, which are asked for a few at a time; they need not
+/// Cache lines of one pixel after the other, which are prefetched a few at a time; they need not
 /// exist.
 #[derive(Clone, Copy)]
-pub(super) struct Next {
+pub(crate) struct Next {
     pub(super) line: *const f32,
+    /// One or two lines: a loop over them would cost more than a second prefetch of the same one.
     pub(super) lines: usize,
     /// Bytes from one pixel to the next.
     pub(super) stride: usize,
@@ -115,10 +135,12 @@ impl Next {
     /// Prefetches the lines of the next few pixels.
     #[inline(always)]
     pub(super) fn ask<S: Simd>(&mut self) {
+        let last = (self.lines - 1) * LINE_FLOATS;
         for _ in 0..self.pixels_of_block {
-            for line in 0..self.lines {
-                // SAFETY: what does not exist may be asked for.
-                unsafe { S::prefetch(self.line.wrapping_add(line * LINE_FLOATS)) };
+            // SAFETY: what does not exist may be asked for.
+            unsafe {
+                S::prefetch(self.line);
+                S::prefetch(self.line.wrapping_add(last));
             }
             self.line = self.line.wrapping_byte_add(self.stride);
         }

@@ -12,8 +12,8 @@ use half::bf16;
 
 use super::factor::Factor;
 use super::padded::{Band, copy_band};
-use super::unit::{self, Cut, Layout, Next, UnitPixels, lines_of};
-use super::weight_kernel::{WeightBlock, max_run, select};
+use super::unit::{self, Blocks, Cut, Layout, Next, UnitPixels, lines_of};
+use super::weight_kernel::{WeightBlocks, max_run, select};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
 use crate::conv2d::gradient_pieces::{Method, Pieces, Task, Unit, Units, WeightPlan};
@@ -234,22 +234,20 @@ fn run_unit<S: Simd, E: Element>(
     let x_strides = [in_image, s.stride * in_row, s.stride * s.in_channels];
     let x_step = ahead(in_image, rows * s.stride * in_row);
     let is_packed = plan.borrows_input && (plan.dots && s.taps() == 1 || unit::packs_x::<S>(s));
-    let mut next_x = None;
-    let (x, layout, x_row, x_ahead) = if plan.borrows_input
+    // With larger strides the pixels are not evenly apart.
+    let mut next_x = (s.stride == 1).then(|| task.x.as_ptr().wrapping_add(first_x + x_step));
+    let (x, layout, x_row) = if plan.borrows_input
         && !is_packed
         && let Some(x) = E::as_f32(task.x)
     {
-        (&x[first_x..], Layout::Strided(x_strides), in_row, x_step)
+        (&x[first_x..], Layout::Strided(x_strides), in_row)
     } else if is_packed {
         let x = &task.x[first_x..];
         let cut = Cut::evenly(task.in_count, max_run::<S>(PACKED_VECTORS));
         unit::pack::<S, E>(x, (x_strides, extents), cut, plan.dots, x_slot);
-        // With larger strides the pixels are not evenly apart.
-        if s.stride == 1 {
-            next_x = Some(x.as_ptr().wrapping_add(x_step));
-        }
-        (&*x_slot, Layout::Blocks, 0, 0)
+        (&*x_slot, Layout::Blocks, 0)
     } else {
+        next_x = None;
         let row_len = plan.row_len(task.in_count);
         let band = Band {
             in_h: s.height,
@@ -290,7 +288,6 @@ fn run_unit<S: Simd, E: Element>(
             &*x_slot,
             Layout::Strided([plan.padded_rows * row_len, s.stride * row_len, pixel]),
             row_len,
-            0,
         )
     };
     // The blocks consist of pixels, or pairs of them.
@@ -321,8 +318,18 @@ fn run_unit<S: Simd, E: Element>(
     let lines_of_block = x_lines.div_ceil(task.out_count.div_ceil(block)).min(2);
     for channels in Cut::wholly(task.out_count, block).blocks() {
         let first = channels.start / block * lines_of_block;
-        let mut next = [
-            None,
+        let offset = if channels.end < task.out_count {
+            channels.end
+        } else {
+            dy_step
+        };
+        let next = [
+            Some(Next {
+                line: dy.as_ptr().wrapping_add(offset).cast(),
+                lines: lines_of::<E>(channels.len()),
+                stride: s.out_channels * size_of::<E>(),
+                pixels_of_block,
+            }),
             next_x.filter(|_| first < x_lines).map(|x| Next {
                 line: x.cast::<f32>().wrapping_add(first * LINE_FLOATS),
                 lines: lines_of_block,
@@ -330,8 +337,8 @@ fn run_unit<S: Simd, E: Element>(
                 pixels_of_block,
             }),
         ];
-        let (dy, layout, dy_ahead) = if let Some(dy) = dy_in_place {
-            (&dy[channels.start..], Layout::Strided(dy_strides), dy_step)
+        let (dy, layout) = if let Some(dy) = dy_in_place {
+            (&dy[channels.start..], Layout::Strided(dy_strides))
         } else {
             // Just before all blocks of x pass over it: it stays in L1.
             let cut = Cut::wholly(channels.len(), channels.len());
@@ -342,18 +349,7 @@ fn run_unit<S: Simd, E: Element>(
                 plan.dots,
                 dy_slot,
             );
-            let offset = if channels.end < task.out_count {
-                channels.end
-            } else {
-                dy_step
-            };
-            next[0] = Some(Next {
-                line: dy.as_ptr().wrapping_add(offset).cast(),
-                lines: lines_of::<E>(channels.len()),
-                stride: s.out_channels * size_of::<E>(),
-                pixels_of_block,
-            });
-            (&*dy_slot, Layout::Blocks, 0)
+            (&*dy_slot, Layout::Blocks)
         };
         let dy = UnitPixels {
             values: dy,
@@ -366,7 +362,6 @@ fn run_unit<S: Simd, E: Element>(
             taps,
             run,
             dy,
-            ahead: [x_ahead, dy_ahead],
             next,
         };
         let channels = (channels.start, channels.len());
@@ -427,9 +422,7 @@ struct UnitView<'a> {
     /// Values of x that one pixel of dy meets in one kernel row.
     run: usize,
     dy: UnitPixels<'a>,
-    /// From this unit to the next one, where it is in place.
-    ahead: [usize; 2],
-    /// Parts of dy and of x that are packed next.
+    /// Parts of dy and of x that are read next.
     next: [Option<Next>; 2],
 }
 
@@ -447,7 +440,14 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
         (channel + channels).div_ceil(PANEL) * panel_stride <= sums.len(),
         "weight gradient: sums of a task"
     );
-    let (dy, dy_strides) = view.dy.block(0, 0, channels);
+    let (dy, dy_strides, _) = view.dy.blocks(
+        0,
+        Blocks {
+            first: 0,
+            num: 1,
+            width: channels,
+        },
+    );
     let packed_for = if matches!(view.x.layout, Layout::Blocks) {
         PACKED_VECTORS
     } else {
@@ -456,37 +456,30 @@ fn run_channels<S: Simd, const NV: usize, const DOTS: bool>(
     let cut = Cut::evenly(run, max_run::<S>(packed_for));
     let mut next = view.next;
     for tap in 0..taps {
-        for values in cut.blocks() {
-            next.iter_mut().flatten().for_each(Next::ask::<S>);
-            let (x, x_strides) = view.x.block(tap * view.x_row, values.start, values.len());
+        for blocks in cut.widths() {
+            let (x, x_strides, x_stride) = view.x.blocks(tap * view.x_row, blocks);
             let vector = channel / PANEL * panel_stride
                 + channel % PANEL
-                + (tap * run + values.start) * PANEL;
-            // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `block`; features
+                + (tap * run + blocks.first) * PANEL;
+            // SAFETY: inside `x`, `dy` and `sums` as asserted above and by `blocks`; features
             // asserted by `Isa::run`.
             unsafe {
-                let block = WeightBlock {
+                let mut operands = WeightBlocks {
+                    num: blocks.num,
                     x,
                     x_strides,
+                    x_stride,
                     dy,
                     dy_strides,
                     extents: view.x.extents,
-                    // The first pass over x and the first over these vectors of dy ask for those of
-                    // the next unit.
-                    ahead: [
-                        if channel == 0 { view.ahead[0] } else { 0 },
-                        if tap + values.start == 0 {
-                            view.ahead[1]
-                        } else {
-                            0
-                        },
-                    ],
                     channels,
                     dw: sums.as_mut_ptr().add(vector),
                     panel_stride,
                     accumulate,
+                    next,
                 };
-                select::<S, NV, DOTS>(values.len())(&block);
+                select::<S, NV, DOTS>(blocks.width)(&mut operands);
+                next = operands.next;
             }
         }
     }

@@ -5,31 +5,34 @@
 //! pixels of a unit. NV loads of dy and R broadcasts of x serve R * NV multiply-adds. The R values
 //! are contiguous. With dot products, a value is a pair of bf16 from two pixels.
 
+use super::unit::Next;
 use crate::simd::{Kernel, PANEL, Simd};
 
-/// Operands of one block; strides in elements.
-#[derive(Clone, Copy)]
-pub(crate) struct WeightBlock {
+/// Operands of blocks of one width, one after the other; strides in elements.
+pub(crate) struct WeightBlocks {
+    pub(crate) num: usize,
     pub(crate) x: *const f32,
     /// From one image, row, pixel of the unit to the next.
     pub(crate) x_strides: [usize; 3],
+    /// From one block to the next.
+    pub(crate) x_stride: usize,
     pub(crate) dy: *const f32,
     pub(crate) dy_strides: [usize; 3],
     /// Images, rows and pixels of the unit.
     pub(crate) extents: [usize; 3],
-    /// From x and dy of this unit to those of the next, which are asked for on the way.
-    pub(crate) ahead: [usize; 2],
     /// Output channels that exist, at most NV vectors.
     pub(crate) channels: usize,
     /// R vectors, [`PANEL`] apart.
     pub(crate) dw: *mut f32,
     pub(crate) panel_stride: usize,
-    /// True if the block adds to `dw`.
+    /// True if the blocks add to `dw`.
     pub(crate) accumulate: bool,
+    /// Prefetched with each block.
+    pub(crate) next: [Option<Next>; 2],
 }
 
 struct Products<'a, const R: usize, const NV: usize, const FULL: bool, const DOTS: bool>(
-    &'a WeightBlock,
+    &'a mut WeightBlocks,
 );
 
 impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: bool> Kernel<S>
@@ -45,46 +48,51 @@ impl<S: Simd, const R: usize, const NV: usize, const FULL: bool, const DOTS: boo
             for (v, mask) in masks.iter_mut().enumerate() {
                 *mask = S::mask(b.channels.saturating_sub(v * S::LANES));
             }
-            let mut sums = [[S::zero(); NV]; R];
-            for image in 0..b.extents[0] {
-                for row in 0..b.extents[1] {
-                    let mut x = b.x.add(image * b.x_strides[0] + row * b.x_strides[1]);
-                    let mut dy = b.dy.add(image * b.dy_strides[0] + row * b.dy_strides[1]);
-                    for _ in 0..b.extents[2] {
-                        let mut d = [S::zero(); NV];
-                        for (v, d) in d.iter_mut().enumerate() {
-                            let p = dy.wrapping_add(v * S::LANES);
-                            *d = if FULL {
-                                S::load(p)
-                            } else {
-                                S::load_masked(p, masks[v])
-                            };
-                        }
-                        S::prefetch(x.wrapping_add(b.ahead[0]));
-                        S::prefetch(dy.wrapping_add(b.ahead[1]));
-                        for (r, sums) in sums.iter_mut().enumerate() {
-                            let value = S::splat(*x.add(r));
-                            for (sum, d) in sums.iter_mut().zip(d) {
-                                *sum = if DOTS {
-                                    S::dot_bf16(value, d, *sum)
+            let mut first_x = b.x;
+            let mut first_dw = b.dw;
+            for _ in 0..b.num {
+                b.next.iter_mut().flatten().for_each(Next::ask::<S>);
+                let mut sums = [[S::zero(); NV]; R];
+                for image in 0..b.extents[0] {
+                    for row in 0..b.extents[1] {
+                        let mut x = first_x.add(image * b.x_strides[0] + row * b.x_strides[1]);
+                        let mut dy = b.dy.add(image * b.dy_strides[0] + row * b.dy_strides[1]);
+                        for _ in 0..b.extents[2] {
+                            let mut d = [S::zero(); NV];
+                            for (v, d) in d.iter_mut().enumerate() {
+                                let p = dy.wrapping_add(v * S::LANES);
+                                *d = if FULL {
+                                    S::load(p)
                                 } else {
-                                    S::fma(value, d, *sum)
+                                    S::load_masked(p, masks[v])
                                 };
                             }
+                            for (r, sums) in sums.iter_mut().enumerate() {
+                                let value = S::splat(*x.add(r));
+                                for (sum, d) in sums.iter_mut().zip(d) {
+                                    *sum = if DOTS {
+                                        S::dot_bf16(value, d, *sum)
+                                    } else {
+                                        S::fma(value, d, *sum)
+                                    };
+                                }
+                            }
+                            x = x.wrapping_add(b.x_strides[2]);
+                            dy = dy.wrapping_add(b.dy_strides[2]);
                         }
-                        x = x.wrapping_add(b.x_strides[2]);
-                        dy = dy.wrapping_add(b.dy_strides[2]);
                     }
                 }
-            }
-            for (r, sums) in sums.iter().enumerate() {
-                for (v, sum) in sums.iter().enumerate() {
-                    let lane = v * S::LANES;
-                    let dw =
-                        b.dw.add(lane / PANEL * b.panel_stride + lane % PANEL + r * PANEL);
-                    let before = if b.accumulate { S::load(dw) } else { S::zero() };
-                    S::store(dw, S::add(before, *sum));
+                for (r, sums) in sums.iter().enumerate() {
+                    for (v, sum) in sums.iter().enumerate() {
+                        let lane = v * S::LANES;
+                        let dw =
+                            first_dw.add(lane / PANEL * b.panel_stride + lane % PANEL + r * PANEL);
+                        let before = if b.accumulate { S::load(dw) } else { S::zero() };
+                        S::store(dw, S::add(before, *sum));
+                    }
                 }
+                first_x = first_x.wrapping_add(b.x_stride);
+                first_dw = first_dw.wrapping_add(R * PANEL);
             }
         }
     }
@@ -96,7 +104,9 @@ pub(crate) fn max_run<S: Simd>(num_vectors: usize) -> usize {
     S::ACCUMULATORS / num_vectors
 }
 
-unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(block: &WeightBlock) {
+unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(
+    blocks: &mut WeightBlocks,
+) {
     if const { R * NV > S::ACCUMULATORS } {
         unreachable!("blocks are cut to fit the registers");
     }
@@ -105,10 +115,10 @@ unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(blo
     }
     // SAFETY: passed on to the caller.
     unsafe {
-        if block.channels == NV * S::LANES {
-            S::vectorize(Products::<R, NV, true, DOTS>(block));
+        if blocks.channels == NV * S::LANES {
+            S::vectorize(Products::<R, NV, true, DOTS>(blocks));
         } else {
-            S::vectorize(Products::<R, NV, false, DOTS>(block));
+            S::vectorize(Products::<R, NV, false, DOTS>(blocks));
         }
     }
 }
@@ -116,7 +126,7 @@ unsafe fn launch<S: Simd, const R: usize, const NV: usize, const DOTS: bool>(blo
 /// Returns the kernel for `values` values of a run and NV vectors.
 pub(crate) fn select<S: Simd, const NV: usize, const DOTS: bool>(
     values: usize,
-) -> unsafe fn(&WeightBlock) {
+) -> unsafe fn(&mut WeightBlocks) {
     macro_rules! among {
         ($($count:literal)*) => {
             match values {

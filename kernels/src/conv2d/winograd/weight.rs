@@ -11,7 +11,8 @@ use super::tiles::{GradientTile, Grid, InputTile};
 use super::transform::{POSITIONS, TILE, kernel_gradient_1d};
 use crate::Element;
 use crate::conv2d::Conv2dShape;
-use crate::conv2d::direct::weight_kernel::{WeightBlock, max_run, select};
+use crate::conv2d::direct::unit::Cut;
+use crate::conv2d::direct::weight_kernel::{WeightBlocks, max_run, select};
 use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
 use crate::conv2d::plan::PixelRows;
 use crate::simd::{Kernel, PANEL, Simd};
@@ -195,37 +196,28 @@ struct Product<'a> {
 fn multiply<S: Simd, const NV: usize>(product: &Product<'_>, sums: &mut [f32], channel: usize) {
     let in_count = product.in_count;
     let panel_stride = in_count * PANEL;
-    let num_blocks = in_count.div_ceil(max_run::<S>(NV));
-    let values = in_count / num_blocks;
-    let longer = in_count % num_blocks;
-    let kernels = [
-        select::<S, NV, false>(values),
-        select::<S, NV, false>(values + usize::from(longer > 0)),
-    ];
-    let mut first = 0;
-    for index in 0..num_blocks {
-        let is_longer = usize::from(index < longer);
+    for blocks in Cut::evenly(in_count, max_run::<S>(NV)).widths() {
         // SAFETY: `tiles` tiles of the position lie in `v` and `d`, and its panels in `sums`, by
         // the plan whose lengths the entry asserted. Whole vectors of `d` are read: the padded
         // lanes leave room for them.
         unsafe {
-            let block = WeightBlock {
-                x: product.v.as_ptr().add(first),
+            select::<S, NV, false>(blocks.width)(&mut WeightBlocks {
+                num: blocks.num,
+                x: product.v.as_ptr().add(blocks.first),
                 x_strides: [0, 0, product.lanes[0]],
+                x_stride: blocks.width,
                 dy: product.d.as_ptr().add(channel),
                 dy_strides: [0, 0, product.lanes[1]],
                 extents: [1, 1, product.tiles],
-                ahead: [0, 0],
                 channels: NV * S::LANES,
                 dw: sums
                     .as_mut_ptr()
-                    .add(channel / PANEL * panel_stride + channel % PANEL + first * PANEL),
+                    .add(channel / PANEL * panel_stride + channel % PANEL + blocks.first * PANEL),
                 panel_stride,
                 accumulate: product.accumulate,
-            };
-            kernels[is_longer](&block);
+                next: [None; 2],
+            });
         }
-        first += values + is_longer;
     }
 }
 
