@@ -153,7 +153,7 @@ pub(super) fn packs_x<S: Simd>(s: &Conv2dShape) -> bool {
     let c_in = s.in_channels;
     let c_out = s.out_channels;
     let is_far = if S::LANES < PANEL {
-        c_in >= 512 && c_out >= 128 || c_in >= 256 && c_out >= 1024
+        c_in >= 512 && c_out >= 128 || c_in >= 256 && (c_out >= 1024 || s.stride > 1)
     } else {
         c_in >= 512 && c_out >= 256 || c_in >= 1024
     };
