@@ -15,6 +15,7 @@ use crate::conv2d::direct::unit::Cut;
 use crate::conv2d::direct::weight_kernel::{WeightBlocks, max_run, select};
 use crate::conv2d::gradient_pieces::{Method, Pieces, Task, WeightPlan};
 use crate::conv2d::plan::PixelRows;
+use crate::conv2d::transpose::Rows;
 use crate::simd::{Kernel, PANEL, Simd};
 
 /// Channels of a task on either side: 36 sums of 64 x 64 are 590 kB.
@@ -238,33 +239,37 @@ impl<S: Simd> Kernel<S> for Finish {
         // SAFETY: the caller's addresses hold the task's sums and filters.
         unsafe {
             for first in (0..self.out_count).step_by(S::LANES) {
-                for ci in 0..self.in_count {
-                    let sums = self
-                        .sums
-                        .add((first / PANEL * self.in_count + ci) * PANEL + first % PANEL);
-                    let mut columns = [[S::zero(); 3]; TILE];
-                    for (j, column) in columns.iter_mut().enumerate() {
-                        let at = |i: usize| S::load(sums.add((i * TILE + j) * position_len));
-                        *column =
-                            kernel_gradient_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
-                    }
-                    let mut taps = [0.0f32; 9 * PANEL];
-                    for i in 0..3 {
-                        let c = &columns;
-                        let row = kernel_gradient_1d::<S>([
-                            c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i],
-                        ]);
-                        for (j, value) in row.into_iter().enumerate() {
-                            S::store(taps.as_mut_ptr().add((i * 3 + j) * PANEL), value);
+                let filters = Rows {
+                    first: self.dw.add(first * self.filter_len),
+                    stride: self.filter_len,
+                    rows: S::LANES.min(self.out_count - first),
+                    columns: self.in_count * 9,
+                };
+                let mut sums = self
+                    .sums
+                    .add(first / PANEL * self.in_count * PANEL + first % PANEL);
+                let mut taps = [[S::zero(); 3]; 3];
+                let mut tap = 0;
+                filters.fill_columns::<S>(|_| {
+                    if tap == 0 {
+                        let mut columns = [[S::zero(); 3]; TILE];
+                        for (j, column) in columns.iter_mut().enumerate() {
+                            let at = |i: usize| S::load(sums.add((i * TILE + j) * position_len));
+                            *column =
+                                kernel_gradient_1d::<S>([at(0), at(1), at(2), at(3), at(4), at(5)]);
                         }
-                    }
-                    for co in first..(first + S::LANES).min(self.out_count) {
-                        let dw = self.dw.add(co * self.filter_len + ci * 9);
-                        for tap in 0..9 {
-                            *dw.add(tap) = taps[tap * PANEL + co - first];
+                        for (i, row) in taps.iter_mut().enumerate() {
+                            let c = &columns;
+                            *row = kernel_gradient_1d::<S>([
+                                c[0][i], c[1][i], c[2][i], c[3][i], c[4][i], c[5][i],
+                            ]);
                         }
+                        sums = sums.wrapping_add(PANEL);
                     }
-                }
+                    let vector = taps[tap / 3][tap % 3];
+                    tap = (tap + 1) % 9;
+                    vector
+                });
             }
         }
     }
