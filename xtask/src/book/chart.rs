@@ -9,7 +9,7 @@ use super::results::{Job, jobs};
 use super::table::{Filter, Table};
 
 const WIDTH: f64 = 720.0;
-const LABELS: f64 = 225.0;
+const LABELS: f64 = 265.0;
 const BAR: f64 = 11.0;
 const TOP: f64 = 54.0;
 /// Programs that Lockstep is compared with, their names in the legend, and their colours.
@@ -70,7 +70,7 @@ fn draw(steps: &Table, title: &str, value: impl Fn(&Job, &str) -> Option<f64>) -
         }
         y += 8.0;
     }
-    for (x, (_, name, colour)) in [LABELS, LABELS + 260.0].into_iter().zip(PROGRAMS) {
+    for (x, (_, name, colour)) in [LABELS - 40.0, LABELS + 200.0].into_iter().zip(PROGRAMS) {
         shapes += &rectangle(x, 28.0, 12.0, colour);
         shapes += &text(x + 17.0, 37.0, "start", &format!("compared with {name}"));
     }
@@ -99,7 +99,7 @@ fn label(job: &Job) -> String {
     let [model, pixels, precision, batch, machine] =
         ["model", "pixels", "precision", "batch", "machine"].map(|name| job.key(name));
     let pixels = match pixels {
-        "32" => String::new(),
+        "" | "32" => String::new(),
         pixels => format!(" at {pixels}"),
     };
     format!("{model}{pixels}, {precision}, b{batch}, {machine}")
