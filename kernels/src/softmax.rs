@@ -317,7 +317,7 @@ impl Blocks {
         for block in whole {
             lanes = std::array::from_fn(|lane| of(lanes[lane], block[lane]));
         }
-        // Of bits, because the compiler would make jumps of selections.
+        // The mask selects bits: the compiler would turn selections of values into jumps.
         for block in last {
             lanes = std::array::from_fn(|lane| {
                 let mask = self.mask[lane];

@@ -83,9 +83,9 @@ impl Rows {
     }
 }
 
-/// Channels of a block, at most: so many pages are read in turn.
+/// Most channels of a block: the number of pages that are read in turn.
 const BLOCK_CHANNELS: usize = 32;
-/// Vectors of a block: in L1, with the weights that they are made of.
+/// Vectors of a block: they fit L1 together with the weights that they come from.
 const BLOCK_VECTORS: usize = 9 * 16;
 
 /// The weights of a convolution. Tap `t` of output channel `o` and input channel `i` lies at `o *
